@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
     from orchestrator.report.findings.base import Finding
-    from orchestrator.report.findings.claims import Claims
+    from orchestrator.report.findings.decide import Claims
     from orchestrator.report.model.comparison import Comparison
     from orchestrator.report.plots import Plot
 
@@ -135,14 +135,14 @@ class Results:
         """What to choose, a sentence for each workload; empty if nothing has finished."""
         from orchestrator.report.verdict import verdicts
 
-        return tuple(_plain(each.headline) for each in verdicts(self._comparison, self._claims))
+        return tuple(_plain(each.headline) for each in verdicts(self._comparison, self._concluded[0]))
 
     @cached_property
     def findings(self) -> tuple[dict[str, Any], ...]:
         """Every finding as in findings.json: its text, numbers, intervals and decisions."""
         from orchestrator.report.findings.base import findings_json
 
-        return tuple(json.loads(findings_json(self._found)))
+        return tuple(json.loads(findings_json(self._concluded[1])))
 
     @cached_property
     def runs(self) -> Table:
@@ -156,7 +156,7 @@ class Results:
         """A line per configuration, with means over seeds, as in summary.csv."""
         from orchestrator.report.render.csv_tables import summary_lines
 
-        return _table(*summary_lines(self._comparison, self._claims))
+        return _table(*summary_lines(self._comparison, self._concluded[0]))
 
     @cached_property
     def epochs(self) -> Table:
@@ -185,16 +185,10 @@ class Results:
         return read_comparison(SweepPaths(self.directory))
 
     @cached_property
-    def _claims(self) -> Claims:
-        from orchestrator.report.topics import asked_by
+    def _concluded(self) -> tuple[Claims, Sequence[Finding]]:
+        from orchestrator.report.topics import concluded
 
-        return asked_by(self._comparison).decided()
-
-    @cached_property
-    def _found(self) -> Sequence[Finding]:
-        from orchestrator.report.topics import find
-
-        return find(self._comparison, self._claims)
+        return concluded(self._comparison)
 
     def _repr_html_(self) -> str:
         paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.verdict)

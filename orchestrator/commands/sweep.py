@@ -77,9 +77,9 @@ class RuntimeSelection:
         """
         self._select = cache(lambda of_file: select_runtime(option, cold, shared_network, of_file))
 
-    def of(self, spec: SweepSpec) -> SelectedRuntime:
-        """The runtime of a sweep file. Raises InputError if it is not available."""
-        return self._select(spec.runtime)
+    def of(self, spec: SweepSpec | None = None) -> SelectedRuntime:
+        """The runtime of a sweep file; None: of what is in no file. Raises InputError if not available."""
+        return self._select(spec.runtime if spec else None)
 
     def shared_cores(self, spec: SweepSpec) -> float:
         """The cores that quotas can divide. Raises InputError, as `SelectedRuntime.shared_cores` does."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Claims, Compared
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
@@ -71,8 +70,8 @@ def false_claims(noise: Noise, seeds: int) -> Counter[str]:
     for comparison in reports(np.random.default_rng(seeds), noise, seeds, {}):
         claims = asked_by(comparison).decided()
         levels = {each.level for each in claims.all if each.decided}
-        ranked = claims.answers and (claims.answers.lowest or claims.answers.highest)
-        found["shown"] += bool("shown" in levels or ranked)
+        ranked = any(map(any, claims.extremes.values()))
+        found["shown"] += "shown" in levels or ranked
         found["likely"] += "likely" in levels
     return found
 

@@ -14,7 +14,7 @@ from orchestrator.report.plots import draw
 from orchestrator.report.render import html
 from orchestrator.report.render.page import page_of
 from orchestrator.report.renderer import Renderer
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import concluded
 from tests.browser.reader import Reader
 from tests.support import runs
 from tests.support.command_line import run_ok
@@ -63,8 +63,8 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
         with Renderer() as renderer:
             drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
-        claims = asked_by(comparison).decided()
-        page = page_of(comparison, find(comparison, claims), claims, plots)
+        claims, findings = concluded(comparison)
+        page = page_of(comparison, findings, claims, plots)
         file.write_text(html.render(page, comparison, plots, drawings))
         return file
 

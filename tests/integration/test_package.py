@@ -14,6 +14,7 @@ import pytest
 from orchestrator import __version__
 from orchestrator.runtimes.docker.image import source_digest
 from orchestrator.shipped import sweep_names
+from orchestrator.sweeps.schema import schema_files
 from tests.support.command_line import PROJECT, Done, run
 from tests.support.runs import write_sweep
 
@@ -64,6 +65,16 @@ def test_shipped_sweeps_are_found_by_name(shardyard: Shardyard) -> None:
     assert unknown.returncode == 2
     assert all(name in unknown.stderr for name in ["quickstrat", *sweep_names()])
     assert shardyard("lab", "hogwild", "--dry-run").returncode == 0
+
+
+def test_the_first_line_of_a_shipped_sweep_names_a_schema_that_the_package_has(
+    python: Path, tmp_path: Path
+) -> None:
+    code = "from orchestrator.shipped import LABS; print(LABS)"
+    labs = Path(run([python, "-c", code], tmp_path, PYTHONPATH="").stdout.strip())
+    first = (labs / "hogwild.yml").read_text().partition("\n")[0]
+    schema = labs / first.removeprefix("# yaml-language-server: $schema=")
+    assert schema.read_text() == schema_files()["sweep.schema.json"]
 
 
 def test_assignments_are_written_and_their_tests_run(shardyard: Shardyard) -> None:

@@ -12,10 +12,9 @@ import pytest
 from orchestrator.execution.clusters import Clusters
 from orchestrator.replay.described import has_cores
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.metrics.clock import clock_error
 from orchestrator.report.model.comparison import read_comparison
-from orchestrator.report.topics.clock import cluster_time
+from orchestrator.report.topics import find
 from orchestrator.results.environment import cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
@@ -101,11 +100,10 @@ def test_runs_of_real_nodes_calibrate_times_and_show_their_error(tmp_path: Path)
     after = read_comparison(SweepPaths(out))
     measured = {result.key: result for result in results_in(real)}
     assert {row.key for row in after.rows if row.real} == {*measured}
-    (view,) = (after.view(workload) for workload in after.workloads)
-    error = clock_error(row for group in view.groups for row in group.ok_rows)
+    error = clock_error(row for group in after.groups for row in group.ok_rows)
     assert error is not None
     assert {row.key for row in error.rows} == {*measured}
-    (finding,) = cluster_time(view, Claims({view.workload: 0.15}, after.tolerance))
+    (finding,) = (each for each in find(after) if each.kind.startswith("cluster_time"))
     assert (finding.data["checked"], finding.data["of"]) == (len(measured), len(after.rows))
     assert finding.kind == "cluster_time_uncalibrated"  # the runs on 8 nodes were not checked
     assert "on local processes, in ../real." in finding.text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import InputError
 from orchestrator.report.directory_comparison.differences import Difference
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Compared
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 _LIMIT = re.compile(r"(slower)=([0-9]{1,6}(?:\.[0-9]{1,6})?)%|(accuracy)=([0-9]{1,3}(?:\.[0-9]{1,6})?)pt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
@@ -182,14 +182,8 @@ def _on_one_clock(one: Group, other: Group) -> tuple[Group, Group]:
     """
     if one.first.clock == other.first.clock:
         return one, other
-    if one.first.is_virtual or other.first.is_virtual:
-        return _in_cluster_time(one), _in_cluster_time(other)
-    return Group(tuple(row.wall for row in one.rows)), Group(tuple(row.wall for row in other.rows))
-
-
-def _in_cluster_time(group: Group) -> Group:
-    """The rows in cluster time; those that have none stay without a time."""
-    return Group(tuple(row.cluster or replace(row, timed=False) for row in group.rows))
+    clock: Clock = "cluster" if one.first.is_virtual or other.first.is_virtual else "wall"
+    return one.on(clock), other.on(clock)
 
 
 def _errors(comparisons: Sequence[Comparison]) -> dict[Workload, float]:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from orchestrator.report.directory_comparison.differences import Difference
 from orchestrator.report.directory_comparison.matches import Match, Matches
 from orchestrator.report.figures.theme import css_variables
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Compared
 from orchestrator.report.formats import ABSENT, count, first_few, listed
 from orchestrator.report.render import html
 from orchestrator.report.render.markdown import plain

@@ -1,251 +1,487 @@
-"""Decides what the rules of a report ask: which differences are shown, which are likely."""
+"""Comparisons: what the rules of a report ask, decided together, and what they are told.
+
+What a report asks in any case is *shown* if it is decided: comparisons with one reference, as with serial,
+which of several is the best, and questions of the sweep. All of these together have a probability of at
+most 5 % of a false claim. What is decided only among all comparisons is *likely*: of those claims, on
+average at most 5 % are false.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
-from math import log1p
+from math import log1p, sqrt
+from typing import Any, Literal
 
-from orchestrator.report.findings.compared import Compared, Level
-from orchestrator.report.metrics.estimates import LEAST_SEEDS, Sampling, estimates
+from orchestrator.report.metrics.estimates import LEAST_SEEDS, estimates
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
-from orchestrator.report.statistics.families import Correction, Decision, benjamini_hochberg, is_extreme
+from orchestrator.report.statistics.families import (
+    Correction,
+    Decision,
+    benjamini_hochberg,
+    dunnett,
+    holm,
+    is_extreme,
+)
 from orchestrator.report.statistics.moderated import Estimate
+from orchestrator.report.statistics.power import can_be_decided, seeds_to_decide
 
 FALSE_SHOWN = 0.05  # the share of reports on equals that may have a false claim that is called shown
 # Of claims that are called likely, on average at most 5 % are false. With few seeds, tests with moderated
 # variances are wrong a little more often than their level says.
 LIKELY_LEVEL = 0.04
 
-Name = tuple[str, int, int]  # of a comparison: its quantity and its groups, in one order
-Ranked = tuple[str, frozenset[int]]  # its quantity and its groups
+Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
+Level = Literal["shown", "likely"]
+Key = tuple[str, frozenset[int]]  # of a comparison or a ranking: its quantity and its groups
 
 ZERO = Estimate(0.0, 0.0, 1, 1.0)  # what a difference is compared with
 
 
-@dataclass(frozen=True)
-class Question:
-    """A pair to compare; the left group itself on the right to compare its value with 0.
+def key_of(quantity: Quantity, *groups: Group) -> Key:
+    return quantity.name, frozenset(map(id, groups))
 
-    chosen_from: the value was chosen as the largest of so many.
+
+@dataclass(frozen=True)
+class Ask:
+    """What a rule asks of one quantity.
+
+    Attributes:
+        pairs: the left and the right group of each; the same group twice to compare its value with 0.
+        correction: that of a family, whose comparisons can be shown; None if they can only be likely.
+        groups: those of which each is compared with every other.
+        ranked: whether to ask which of these is the best and which the worst.
+        chosen_from: the value was chosen as the largest of so many.
+    """
+
+    quantity: Quantity
+    pairs: Sequence[tuple[Group, Group]]
+    correction: Correction | None = None
+    groups: Sequence[Group] = ()
+    ranked: bool = False
+    chosen_from: int = 1
+
+    @classmethod
+    def of(cls, quantity: Quantity, pairs: Iterable[tuple[Group, Group]], of_sweep: bool = False) -> Ask:
+        """Compare the two groups of each pair; those in which one has no value are left out.
+
+        of_sweep: whether the sweep asks it.
+        """
+        known = [(one, other) for one, other in pairs if quantity.sample(one) and quantity.sample(other)]
+        return cls(quantity, known, holm if of_sweep else None)
+
+    @classmethod
+    def against(cls, quantity: Quantity, reference: Group | None, others: Sequence[Group]) -> Ask:
+        """Compare each of `others`, on the left, with the reference; nothing without one."""
+        return cls(quantity, [(other, reference) for other in others if reference], dunnett)
+
+    @classmethod
+    def among(cls, quantity: Quantity, groups: Sequence[Group], ranked: bool = False) -> Ask:
+        """Compare each group with every other. All have a value."""
+        return cls(quantity, [*combinations(groups, 2)], groups=groups, ranked=ranked)
+
+    @classmethod
+    def best(cls, quantity: Quantity, groups: Sequence[Group]) -> Ask:
+        """Like `among`, and ask which one is the best and which the worst."""
+        return cls.among(quantity, groups, ranked=True)
+
+    @property
+    def keys(self) -> list[Key]:
+        return [key_of(self.quantity, *pair) for pair in self.pairs]
+
+    @property
+    def family(self) -> object:
+        """The same for comparisons that are corrected together: with one reference, or the same pairs."""
+        references = {id(right) for _, right in self.pairs}
+        return (self.quantity.name, *references) if self.correction is dunnett else tuple(self.keys)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two configurations compared in one quantity.
+
+    Attributes:
+        right: the left group itself where a difference was compared with 0.
+        tolerated: the difference, on the scale of the comparison, that does not matter.
+        chosen_from: see `Ask`.
+        decision: None if a side has too few seeds, or the values are equal in every seed.
+        level: what the comparison is called if it is decided.
+        together: the number of comparisons that were corrected together.
     """
 
     quantity: Quantity
     left: Group
     right: Group
+    tolerated: float
     chosen_from: int = 1
+    decision: Decision | None = None
+    level: Level = "likely"
+    together: int = 0
 
-    @property
+    @cached_property
     def values(self) -> tuple[float, float]:
-        """The means, in the unit of the quantity."""
+        """The two means that are printed, in the unit of the quantity; geometric for ratios."""
         mean_of = self.quantity.mean_of
         return mean_of(self.left), 0.0 if self.right is self.left else mean_of(self.right)
 
-    @property
-    def name(self) -> Name:
-        return name_of(self.quantity, self.left, self.right)
+    @cached_property
+    def same(self) -> bool:
+        """Whether the values are equal in every seed."""
+        left, right = self.quantity.sample(self.left), self.quantity.sample(self.right)
+        return not any(left.values()) if self.right is self.left else left == right
 
     @property
-    def pool(self) -> frozenset[Workload]:
-        """The workloads whose configurations complete the variances of this pair.
+    def contrast(self) -> Contrast | None:
+        return self.decision.contrast if self.decision else None
 
-        A run on one node has no links, and is compared with those over each.
-        """
-        found = {self.left.workload, self.right.workload}
-        return frozenset(found - {each.without_links for each in found if each.link})
+    @property
+    def verdict(self) -> Verdict:
+        """`more`: the left value is larger. `equal`: the values are equal in every seed."""
+        if self.same:
+            return "equal"
+        if self.decision is None:
+            return "too_few_seeds"
+        if not self.decision.decided:
+            return "undecided"
+        return "more" if self.decision.contrast.estimate > 0 else "less"
+
+    @property
+    def decided(self) -> bool:
+        """Whether a difference is claimed."""
+        return self.verdict in ("more", "less")
+
+    @property
+    def left_is_better(self) -> bool:
+        """Whether the left side is claimed to be better."""
+        return self.verdict == ("less" if self.quantity.lower_is_better else "more")
+
+    @property
+    def right_is_better(self) -> bool:
+        return self.verdict == ("more" if self.quantity.lower_is_better else "less")
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Whether the whole interval is of differences that do not matter."""
+        return self.same or bool(
+            self.decision and -self.tolerated <= self.decision.low and self.decision.high <= self.tolerated
+        )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the left side is at most so much worse that it does not matter."""
+        if self.same:
+            return True
+        if self.decision is None:
+            return False
+        worst = -self.decision.high if self.quantity.lower_is_better else self.decision.low
+        return worst > -self.tolerated
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no number of seeds would probably decide it."""
+        if self.decision is None or self.verdict != "undecided":
+            return False
+        return not can_be_decided(self.decision.contrast, self.decision.level)
+
+    @property
+    def swapped(self) -> Compared:
+        """The same comparison with the sides exchanged."""
+        decision = self.decision and replace(self.decision, contrast=self.decision.contrast.swapped)
+        return replace(self, left=self.right, right=self.left, decision=decision)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the difference or ratio, at the corrected level."""
+        bounds = self._bounds
+        return (self.quantity.unscaled(bounds[0]), self.quantity.unscaled(bounds[1])) if bounds else None
+
+    @property
+    def _bounds(self) -> tuple[float, float] | None:
+        """The interval on the scale of the comparison, within what is possible."""
+        if self.decision is None:
+            return None
+        low, high = (
+            self.quantity.possible(bound, self.right) for bound in (self.decision.low, self.decision.high)
+        )
+        return low, high
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """Seeds per configuration that would probably decide it; None if it is decided or hopeless."""
+        if self.decision is None or self.verdict != "undecided":
+            return None
+        return seeds_to_decide(self.decision.contrast, self.decision.level)
+
+    @property
+    def written(self) -> str:
+        """`+0.6 points (+0.2 to +1.0: likely)`: the difference, its interval and how sure it is."""
+        return f"{self.quantity.write_difference(*self.values)}{self.remark}"
+
+    @property
+    def aside(self) -> str:
+        """`, +0.6 points (+0.2 to +1.0)`; with too few seeds no difference, since it would be a claim."""
+        return f", {self.written}" if self.contrast else self.remark
+
+    @property
+    def remark(self) -> str:
+        """` (+0.2 to +1.0: likely)`, ` (−0.3 to +1.0: undecided)`: the interval and how sure it is."""
+        if self.verdict == "equal":
+            return " (equal in every seed)"
+        bounds = self._bounds
+        if bounds is None:
+            return f" (fewer than {MIN_SEEDS} seeds)"
+        low, high = map(self.quantity.write_bound, bounds)
+        return f" ({low} to {high}{self.certainty})"
+
+    @property
+    def certainty(self) -> str:
+        """`: likely`, `: undecided`, or that the difference does not matter; empty if it is shown."""
+        if self.decided:
+            return "" if self.level == "shown" else ": likely"
+        return ": equal within the tolerance" if self.within_tolerance else ": undecided"
+
+    def data(self) -> dict[str, Any]:
+        """Its numbers, for findings.json."""
+        return {
+            "quantity": self.quantity.name,
+            "left": [row.key for row in self.left.ok_rows],
+            "right": None if self.right is self.left else [row.key for row in self.right.ok_rows],
+            "values": list(self.values),
+            "scale": "ratio" if self.quantity.ratio else "difference",
+            "interval": self.interval,
+            "p": self.decision.p if self.decision else None,
+            "level": self.level,
+            "compared_together": self.together,
+            "between_sessions": self._between_sessions,
+            "decision": self.verdict,
+            "within_tolerance": self.within_tolerance,
+            "keeps": self.keeps,
+            "seeds_to_decide": self.seeds_to_decide,
+            "hopeless": self.hopeless,
+        }
+
+    @property
+    def _between_sessions(self) -> float:
+        """The standard deviation of the difference that no number of seeds makes smaller."""
+        sides = (self.contrast.left, self.contrast.right) if self.contrast else ()
+        return sqrt(sum(each.between for each in sides))
 
 
-@dataclass
-class Asked:
-    """What the rules of a report ask.
-
-    Attributes:
-        questions: each pair once.
-        families: comparisons that the sweep asks, with their correction.
-        rankings: groups of which one may be the best, another the worst.
-    """
-
-    questions: dict[Name, Question] = field(default_factory=dict)
-    families: dict[object, tuple[Correction, dict[Name, None]]] = field(default_factory=dict)
-    rankings: dict[Ranked, tuple[Quantity, Sequence[Group]]] = field(default_factory=dict)
+def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
+    """The numbers of comparisons, for findings.json."""
+    return [each.data() for each in compared]
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What is decided.
+class Answer:
+    """What a rule is told of what it asked.
 
     Attributes:
-        compared: each pair, in the order of its question.
-        lowest, highest: the lowest and highest group of each ranking; absent if undecided.
+        compared: each pair, with its sides as in the question.
+        groups: those of which each was compared with every other.
+        best: the group that is shown to be better than every other; None if that is undecided.
+        worst: the group than which every other is shown to be better; None if that is undecided.
     """
 
-    compared: Mapping[Name, Compared]
-    lowest: Mapping[Ranked, Group]
-    highest: Mapping[Ranked, Group]
+    compared: Sequence[Compared]
+    groups: Sequence[Group] = ()
+    best: Group | None = None
+    worst: Group | None = None
+
+    def between(self, one: Group, other: Group) -> Compared:
+        """The comparison of two groups, `one` on the left."""
+        for each in self.compared:
+            if each.left is one and each.right is other:
+                return each
+            if each.left is other and each.right is one:
+                return each.swapped
+        raise KeyError("the groups were not compared")
+
+    def of(self, group: Group) -> list[Compared]:
+        """The comparisons of a group, on the left, with every other."""
+        return [self.between(group, other) for other in self.groups if other is not group]
+
+    def better(self, one: Group, other: Group) -> bool:
+        """Whether `one` is claimed to be better."""
+        return self.between(one, other).left_is_better
+
+    @property
+    def may_be_best(self) -> list[Group]:
+        """The groups than which no other is claimed to be better."""
+        if self.best:
+            return [self.best]
+        return [group for group in self.groups if not any(each.right_is_better for each in self.of(group))]
 
 
-def name_of(quantity: Quantity, one: Group, other: Group) -> Name:
-    """The same whichever group is on the left."""
-    first, second = sorted((id(one), id(other)))
-    return quantity.name, first, second
+@dataclass(frozen=True)
+class Claims:
+    """The decided comparisons of a report.
+
+    Attributes:
+        compared: each pair, in the order in which it was asked.
+        extremes: the lowest and the highest group of each ranking; None if undecided.
+        errors: the relative error of a difference of cluster times, by workload.
+        asks: what the rule asked that is told; iteration gives an answer to each.
+    """
+
+    compared: Mapping[Key, Compared] = field(default_factory=dict)
+    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)
+    errors: Mapping[Workload, float] = field(default_factory=dict)
+    asks: Sequence[Ask] = ()
+
+    def __iter__(self) -> Iterator[Answer]:
+        return map(self.answer, self.asks)
+
+    @property
+    def all(self) -> list[Compared]:
+        return [*self.compared.values()]
+
+    def answer(self, ask: Ask) -> Answer:
+        """What a rule is told that asked this."""
+        compared = [self._on_left(key, left) for key, (left, _) in zip(ask.keys, ask.pairs, strict=True)]
+        lowest, highest = self.extremes.get(key_of(ask.quantity, *ask.groups), (None, None))
+        best_and_worst = (lowest, highest) if ask.quantity.lower_is_better else (highest, lowest)
+        return Answer(compared, ask.groups, *best_and_worst)
+
+    def between(self, quantity: Quantity, one: Group, other: Group) -> Compared | None:
+        """The comparison of two groups, `one` on the left, if a rule asks for it."""
+        key = key_of(quantity, one, other)
+        return self._on_left(key, one) if key in self.compared else None
+
+    def _on_left(self, key: Key, group: Group) -> Compared:
+        found = self.compared[key]
+        return found if found.left is group else found.swapped
 
 
-def decide(
-    asked: Asked, errors: Mapping[Workload, float], tolerance: Tolerance, sample: Sampling = Quantity.sample
-) -> Answers:
-    """Decide all comparisons of a report together.
+def decide(asks: Iterable[Ask], errors: Mapping[Workload, float], tolerance: Tolerance) -> Claims:
+    """Decide all comparisons of a report together, each once.
 
     Args:
         errors: the relative error of a difference of cluster times, by workload.
         tolerance: differences that do not matter.
-        sample: the values of a group by seed.
     """
-    contrasts = _contrasts(asked, errors, sample)
+    compared: dict[Key, Compared] = {}
+    asked_families: dict[object, tuple[Correction, dict[Key, None]]] = {}
+    asked_rankings: dict[Key, Ask] = {}
+    for ask in asks:
+        tolerated = _tolerated(ask.quantity, tolerance)
+        for key, pair in zip(ask.keys, ask.pairs, strict=True):
+            each = Compared(ask.quantity, *pair, tolerated, ask.chosen_from)
+            compared.setdefault(key, each)
+            if ask.correction is dunnett:
+                compared[key] = each  # with the reference on the right
+        if ask.correction:
+            _, keys = asked_families.setdefault(ask.family, (ask.correction, {}))
+            keys.update(dict.fromkeys(ask.keys))
+        if ask.ranked:
+            asked_rankings.setdefault(key_of(ask.quantity, *ask.groups), ask)
+    contrasts = _contrasts(compared, errors)
     families = [
         (correction, known)
-        for correction, names in asked.families.values()
-        if (known := [name for name in names if name in contrasts])
+        for correction, keys in asked_families.values()
+        if (known := [key for key in keys if key in contrasts])
     ]
     rankings = {
-        ranked: against
-        for ranked, (quantity, groups) in asked.rankings.items()
-        if (against := _against_each(quantity, groups, asked, contrasts))
+        key: ask
+        for key, ask in asked_rankings.items()
+        if len(ask.groups) > 1 and {*ask.keys} <= contrasts.keys()
     }
     level = FALSE_SHOWN / max(1, len(families) + len(rankings))
-    decisions = _decisions(asked, contrasts, families, level)
-    return Answers(
-        {
-            name: _compared(question, tolerance, decisions.get(name), sample)
-            for name, question in asked.questions.items()
+    for key, (decision, called, together) in _decisions(compared, contrasts, families, level).items():
+        compared[key] = replace(compared[key], decision=decision, level=called, together=together)
+    claims = Claims(compared, errors=errors)
+    return replace(
+        claims,
+        extremes={
+            key: (_extreme(claims, ask, level, smallest=True), _extreme(claims, ask, level, smallest=False))
+            for key, ask in rankings.items()
         },
-        _extremes(rankings, level, smallest=True),
-        _extremes(rankings, level, smallest=False),
     )
 
 
 def _decisions(
-    asked: Asked,
-    contrasts: Mapping[Name, Contrast],
-    families: Sequence[tuple[Correction, Sequence[Name]]],
+    compared: Mapping[Key, Compared],
+    contrasts: Mapping[Key, Contrast],
+    families: Sequence[tuple[Correction, Sequence[Key]]],
     level: float,
-) -> dict[Name, tuple[Decision, Level, int]]:
+) -> dict[Key, tuple[Decision, Level, int]]:
     """The decision of each comparison, its level, and the number of those that it was corrected with.
 
     What the sweep asks is likely where it is decided with all other comparisons, and not by itself.
     """
-    found: dict[Name, tuple[Decision, Level, int]] = {}
-    for correction, names in families:
-        corrected = correction([contrasts[name] for name in names], level)
-        for name, decision in zip(names, corrected, strict=True):
-            found.setdefault(name, (decision, "shown", len(names)))
-    factors = [asked.questions[name].chosen_from for name in contrasts]
+    found: dict[Key, tuple[Decision, Level, int]] = {}
+    for correction, keys in families:
+        corrected = correction([contrasts[key] for key in keys], level)
+        for key, decision in zip(keys, corrected, strict=True):
+            found.setdefault(key, (decision, "shown", len(keys)))
+    factors = [compared[key].chosen_from for key in contrasts]
     explored = benjamini_hochberg([*contrasts.values()], LIKELY_LEVEL, factors)
-    for name, decision in zip(contrasts, explored, strict=True):
-        if name not in found or (decision.decided and not found[name][0].decided):
-            found[name] = decision, "likely", len(contrasts)
+    for key, decision in zip(contrasts, explored, strict=True):
+        if key not in found or (decision.decided and not found[key][0].decided):
+            found[key] = decision, "likely", len(contrasts)
     return found
 
 
-def _against_each(
-    quantity: Quantity, groups: Sequence[Group], asked: Asked, contrasts: Mapping[Name, Contrast]
-) -> list[tuple[Group, list[Contrast]]]:
-    """Each group, with every other one minus it; nothing if two of them cannot be compared."""
-    if len(groups) < 2 or any(
-        name_of(quantity, *pair) not in contrasts for pair in combinations(groups, 2)
-    ):
-        return []
-
-    def difference(one: Group, other: Group) -> Contrast:
-        name = name_of(quantity, one, other)
-        return contrasts[name] if asked.questions[name].left is one else contrasts[name].swapped
-
-    return [
-        (group, [difference(other, group) for other in groups if other is not group]) for group in groups
-    ]
+def _extreme(claims: Claims, ask: Ask, level: float, smallest: bool) -> Group | None:
+    for group in ask.groups:
+        against = [
+            found.contrast
+            for other in ask.groups
+            if other is not group
+            and (found := claims.between(ask.quantity, other, group))
+            and found.contrast
+        ]
+        if is_extreme(against, level, smallest):
+            return group
+    return None
 
 
-def _extremes(
-    rankings: Mapping[Ranked, Sequence[tuple[Group, Sequence[Contrast]]]], level: float, smallest: bool
-) -> dict[Ranked, Group]:
-    return {
-        ranked: group
-        for ranked, against in rankings.items()
-        for group, differences in against
-        if is_extreme(differences, level, smallest)
-    }
-
-
-def _contrasts(asked: Asked, errors: Mapping[Workload, float], sample: Sampling) -> dict[Name, Contrast]:
+def _contrasts(compared: Mapping[Key, Compared], errors: Mapping[Workload, float]) -> dict[Key, Contrast]:
     """Left minus right of each pair that can be compared: with enough seeds, and not all equal."""
     pools: dict[tuple[str, frozenset[Workload]], dict[int, Estimate]] = {}
     found = {}
-    for name, question in asked.questions.items():
-        quantity, left, right = question.quantity, question.left, question.right
-        if (
-            _same(question, sample)
-            or min(len(sample(quantity, each)) for each in (left, right)) < MIN_SEEDS
-        ):
+    for key, each in compared.items():
+        sample = each.quantity.sample
+        if each.same or min(len(sample(group)) for group in (each.left, each.right)) < MIN_SEEDS:
             continue
-        key = quantity.name, question.pool
-        if key not in pools:
-            groups = [
-                group
-                for group in _asked_about(asked, quantity.name, question.pool)
-                if len(sample(quantity, group)) >= LEAST_SEEDS
-            ]
-            pools[key] = dict(
-                zip(map(id, groups), estimates(quantity, groups, errors, sample), strict=True)
-            )
-        other = ZERO if right is left else pools[key][id(right)]
-        found[name] = Contrast(pools[key][id(left)], other)
+        pool = each.quantity.name, _pool(each)
+        if pool not in pools:
+            groups = [group for group in _compared_in(compared, *pool) if len(sample(group)) >= LEAST_SEEDS]
+            pools[pool] = dict(zip(map(id, groups), estimates(each.quantity, groups, errors), strict=True))
+        other = ZERO if each.right is each.left else pools[pool][id(each.right)]
+        found[key] = Contrast(pools[pool][id(each.left)], other)
     return found
 
 
-def _asked_about(asked: Asked, quantity: str, workloads: frozenset[Workload]) -> list[Group]:
+def _pool(each: Compared) -> frozenset[Workload]:
+    """The workloads whose configurations complete the variances of a pair.
+
+    A run on one node has no links, and is compared with those over each.
+    """
+    found = {each.left.workload, each.right.workload}
+    return frozenset(found - {workload.without_links for workload in found if workload.link})
+
+
+def _compared_in(
+    compared: Mapping[Key, Compared], quantity: str, workloads: frozenset[Workload]
+) -> list[Group]:
     """The configurations of workloads that are compared in a quantity; those on one node are in all."""
     without_links = {each.without_links for each in workloads}
     groups = {
         id(group): group
-        for (name, *_), question in asked.questions.items()
+        for (name, _), each in compared.items()
         if name == quantity
-        for group in (question.left, question.right)
+        for group in (each.left, each.right)
         if group.workload in workloads or (group.shape.nodes == 1 and group.workload in without_links)
     }
     return [*groups.values()]
-
-
-def _same(question: Question, sample: Sampling) -> bool:
-    """Whether the values are equal in every seed."""
-    one = sample(question.quantity, question.left)
-    if question.right is question.left:
-        return not any(one.values())
-    return one == sample(question.quantity, question.right)
-
-
-def _compared(
-    question: Question, tolerance: Tolerance, decided: tuple[Decision, Level, int] | None, sample: Sampling
-) -> Compared:
-    quantity, left, right = question.quantity, question.left, question.right
-    decision, level, together = decided or (None, "likely", 0)
-    means = [quantity.mean(sample(quantity, group)) for group in (left, right)]
-    return Compared(
-        quantity,
-        left,
-        right,
-        (means[0], 0.0 if right is left else means[1]),
-        decision.contrast if decision else None,
-        decision,
-        _same(question, sample),
-        level,
-        _tolerated(quantity, tolerance),
-        together,
-    )
 
 
 def _tolerated(quantity: Quantity, tolerance: Tolerance) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group

@@ -43,7 +43,7 @@ def _true_by_cluster(row: Row) -> float | None:
 
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
     """The error over the runs that calibrate cluster time; None if there are none or few."""
-    able = [row for row in rows if row.cluster and (row.real or fits_cores(row.wall.result))]
+    able = [row for row in rows if row.cluster and (row.real or fits_cores(row.wall_result))]
     calibrating = [row for row in able if row.real or calibrates(row)]
     if len(calibrating) < LEAST_CALIBRATING * len(able):
         return None
@@ -74,7 +74,7 @@ def error_of_difference(view: WorkloadView) -> float:
 
 def shows_load(row: Row) -> bool:
     """Whether other load shows in a run: each rank, one or several, could have a core to itself."""
-    result = row.wall.result
+    result = row.wall_result
     return not row.run.on_gpu and may_have_cores(row.run, result.runtime_info, result.cores)
 
 

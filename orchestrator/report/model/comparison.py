@@ -336,12 +336,10 @@ def compare(
         elsewhere: whether these are times on another cluster than the one that wall times are of.
         real: what the runs of virtual nodes took on real ones, by key.
     """
-    done, real = {key for key, _ in results}, real or {}
-    clusters = clusters or {}
-    rows = rows_of(results, clusters, elsewhere)
+    done, clusters = {key for key, _ in results}, clusters or {}
     return Comparison(
         record,
-        tuple(replace(row, real=real[row.key]) if row.key in real else row for row in rows),
+        tuple(rows_of(results, clusters, real or {}, elsewhere)),
         tuple(key for key in record.keys if key not in done),
         unusable or {},
         clusters,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
-from orchestrator.report.model.rows import SERIAL, Row
+from orchestrator.report.model.rows import SERIAL, Clock, Row
 from orchestrator.report.statistics.spread import Spread
 
 Metric = Callable[[Row], float | None]
@@ -18,6 +18,10 @@ class Group:
     """The runs of one configuration and location, differing only in seed. At least one row, ok or not."""
 
     rows: tuple[Row, ...]
+
+    def on(self, clock: Clock) -> Group:
+        """The runs on a clock."""
+        return Group(tuple(row.on(clock) for row in self.rows))
 
     @cached_property
     def ok_rows(self) -> tuple[Row, ...]:

@@ -11,6 +11,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.labels import (
     NOT_COMPARED,
     ClusterShape,
@@ -38,36 +40,6 @@ NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """The serial run of the same workload: the one with the same seed, or those of other seeds.
-
-    timed: whether times compare. They do not if a seed of it trained for another number of epochs, because
-    it reached its target.
-    """
-
-    rows: tuple[Row, ...]
-    same_seed: bool
-    timed: bool
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(row.key for row in self.rows)
-
-    @cached_property
-    def train_s(self) -> float | None:
-        return self.mean(lambda row: row.train_s) if self.timed else None
-
-    @property
-    def work_cpu_s(self) -> float | None:
-        return self.mean(lambda row: row.work_cpu_s) if self.timed else None
-
-    def mean(self, of: Callable[[Row], float | None]) -> float | None:
-        """The mean of what is known of its runs."""
-        known = [value for row in self.rows if (value := of(row)) is not None]
-        return fmean(known) if known else None
-
-
-@dataclass(frozen=True)
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
@@ -76,35 +48,63 @@ class Row:
     learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
     an unfinished run compares with nothing.
 
-    clock: the clock of all times in this row. The runs of a workload are compared on one clock. twin: the
-    same run on the other clock. timed: False if the run has no time on this clock. real: what a run of
-    virtual nodes took on real ones; None: unknown. priced: whether other runs show what its exchanges cost
-    beyond their messages; in cluster time they cost nothing more where none does.
+    clock: the clock of all times in this row; the runs of a workload are compared on one. replayed: its
+    cluster time; None if it has none. elsewhere: whether it is compared on another cluster, on which it has
+    no wall time. real: what a run of virtual nodes took on real ones; None: unknown. serial: the serial
+    runs that it is compared with, on the same clock: that with its seed, or else all. untimed_on: the
+    clocks on which times do not compare with theirs, for it or for another seed of its configuration: a
+    mean over the others would not be that of the configuration.
     """
 
     key: str
-    result: RunResult
+    wall_result: RunResult
     run: RunSpec
-    baseline: Baseline | None
     location: str = ""
     lr_schedule: str = ""
     workload_rate: Rate | None = None
     clock: Clock = "wall"
-    twin: Row | None = None
-    timed: bool = True
+    replayed: ClusterTime | None = None
+    elsewhere: bool = False
     real: RealTime | None = None
-    priced: bool = True
+    serial: tuple[Row, ...] = ()
+    untimed_on: frozenset[Clock] = frozenset()
+
+    def on(self, clock: Clock) -> Row:
+        """This run on a clock."""
+        return self if clock == self.clock else self._on_the_other
 
     @cached_property
+    def _on_the_other(self) -> Row:
+        clock: Clock = "wall" if self.clock == "cluster" else "cluster"
+        return replace(self, clock=clock, serial=tuple(each.on(clock) for each in self.serial))
+
+    @property
     def wall(self) -> Row:
         """This run on the wall clock of the machine."""
-        return self.twin if self.twin and self.clock == "cluster" else self
+        return self.on("wall")
 
     @property
     def cluster(self) -> Row | None:
         """This run in cluster time; None if it has none."""
-        row = self if self.clock == "cluster" else self.twin
-        return row if row and row.timed else None
+        return self.on("cluster") if self.replayed else None
+
+    @cached_property
+    def result(self) -> RunResult:
+        """As measured, with the times of this row's clock."""
+        time = self.replayed if self.clock == "cluster" else None
+        return on_cluster(self.wall_result, time) if time else self.wall_result
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run has a time on this clock."""
+        wall = not self.elsewhere and not self.is_virtual
+        return wall if self.clock == "wall" else self.replayed is not None
+
+    @property
+    def priced(self) -> bool:
+        """Whether other runs show what its exchanges cost beyond their messages, so that they cost more."""
+        time = self.replayed
+        return time is None or any(cost.seconds for of in time.cluster.software.values() for cost in of)
 
     @cached_property
     def times_compare(self) -> bool:
@@ -113,11 +113,11 @@ class Row:
 
     @property
     def status(self) -> str:
-        return self.result.status
+        return self.wall_result.status
 
     @property
     def cause(self) -> str | None:
-        return self.result.cause
+        return self.wall_result.cause
 
     @property
     def log(self) -> str | None:
@@ -126,7 +126,7 @@ class Row:
 
     @cached_property
     def ok(self) -> bool:
-        return self.result.status == "ok"
+        return self.wall_result.status == "ok"
 
     @property
     def trains(self) -> bool:
@@ -202,7 +202,7 @@ class Row:
     @property
     def is_virtual(self) -> bool:
         """Whether its nodes were virtual, so that no wall time says how long they train."""
-        return self.result.runtime_info.simulates_time
+        return self.wall_result.runtime_info.simulates_time
 
     @cached_property
     def workload(self) -> Workload:
@@ -352,18 +352,33 @@ class Row:
             return FAULTS
         if not self.timed:
             return NO_CLUSTER_TIME
-        if not self.baseline:
+        if not self.serial:
             return NO_SERIAL
-        return None if self.baseline.train_s else OTHER_EPOCHS
+        return None if self.serial_s else OTHER_EPOCHS
+
+    def serials(self, of: Callable[[Row], float | None], timed: bool = False) -> float | None:
+        """The mean of what is known of the serial runs. timed: None if times do not compare."""
+        known = [value for row in self.serial if (value := of(row)) is not None]
+        return fmean(known) if known and not (timed and self.clock in self.untimed_on) else None
+
+    @cached_property
+    def serial_s(self) -> float | None:
+        """The time of the serial runs."""
+        return self.serials(lambda row: row.train_s, timed=True)
+
+    @property
+    def other_seeds(self) -> bool:
+        """Whether it is compared with serial runs of other seeds."""
+        return any(each.seed != self.seed for each in self.serial)
 
     def of_serial(self, of: Callable[[Row], float | None]) -> float | None:
         """The ratio of a number to that of the serial run; None without either."""
-        return quotient(of(self), self.baseline.mean(of)) if self.baseline else None
+        return quotient(of(self), self.serials(of))
 
     @property
     def speedup(self) -> float | None:
         """Time of the serial run / time of this run, on one clock."""
-        return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
+        return quotient(self.serial_s, self.train_s)
 
     @property
     def shares_cores(self) -> bool:
@@ -375,7 +390,7 @@ class Row:
     @property
     def without_core(self) -> float:
         """The share of its wall time in which a rank had work but no core, 0 … 1; of the rank with most."""
-        ranks = [rank for rank in self.wall.result.ranks if rank.train_s > 0]
+        ranks = [rank for rank in self.wall_result.ranks if rank.train_s > 0]
         return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
 
     @property

@@ -95,7 +95,7 @@ def with_timelines(paths: SweepPaths, comparison: Comparison) -> Comparison:
             found[key] = (
                 time
                 if isinstance(time, NoClusterTime)
-                else windows_of(paths.run(key), run.row.wall.result, time.cluster)
+                else windows_of(paths.run(key), run.row.wall_result, time.cluster)
             )
     return replace(comparison, windows=found)
 

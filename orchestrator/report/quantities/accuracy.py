@@ -61,7 +61,7 @@ class Accuracies:
     )
     accuracy_difference = Quantity(
         lambda value: formats.points(value).partition(formats.JOIN)[0],
-        lambda row: _minus(row.accuracy, row.baseline.mean(_accuracy)) if row.baseline else None,
+        lambda row: _minus(row.accuracy, row.serials(_accuracy)),
         "Accuracy − serial, points",
     )
     test_loss = Quantity(

@@ -27,7 +27,7 @@ def wall_by_cluster(row: Row) -> float | None:
 
 def _had_cores(row: Row) -> bool:
     """Whether each rank, one or several, could have a core to itself and waited for none."""
-    result = row.wall.result
+    result = row.wall_result
     able = may_have_cores(row.run, result.runtime_info, result.cores)
     return able and row.without_core <= MAX_CONTENTION
 
@@ -96,7 +96,7 @@ class Times:
     )
     cpu_time_speedup = Quantity(
         formats.ratio,
-        lambda row: quotient(row.baseline.work_cpu_s, row.result.path_cpu_s) if row.baseline else None,
+        lambda row: quotient(row.serials(lambda each: each.work_cpu_s, timed=True), row.result.path_cpu_s),
         "CPU-time speedup",
         ratio=True,
         only=lambda row: row.clock == "wall",

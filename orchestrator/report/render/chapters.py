@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.model.comparison import Comparison

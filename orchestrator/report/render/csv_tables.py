@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row

@@ -48,7 +48,7 @@ _OF_RUN: dict[str, OfRun] = {
     "partitioner": lambda row: row.partitioner_label,
     "runtime": lambda row: row.result.runtime,
     "cores": lambda row: written(row.result.cores),
-    "baseline": lambda row: " ".join(row.baseline.keys) if row.baseline else None,
+    "baseline": lambda row: " ".join(each.key for each in row.serial) or None,
     "no_speedup_reason": lambda row: row.no_speedup,
     "certificate_verified": lambda row: row.verified,
     "replicas_equal": lambda row: row.replicas_equal,

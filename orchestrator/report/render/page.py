@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot
@@ -69,7 +69,7 @@ def page_of(
         seeds=seeds_line(comparison),
         disturbance=disturbance(findings),
         verdicts=verdicts(comparison, claims),
-        evidence=evidence(comparison, findings, claims),
+        evidence=evidence(comparison, findings),
         names=names,
         questions=questions(comparison, findings, plots, names),
         cautions=parts([finding for finding in findings if finding.caution], names),
@@ -80,7 +80,7 @@ def page_of(
         chapters=chapters_of(comparison, claims),
         fault_costs=fault_table(costs) if costs else None,
         legend=legend(comparison.groups),
-        times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",
+        times=time_line(row.wall_result for row in comparison.rows) if comparison.rows else "",
     )
 
 

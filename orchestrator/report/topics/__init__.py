@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.report.findings.base import QUESTIONS, Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims, decide
 from orchestrator.report.metrics.estimates import clock_errors
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.topics import (
@@ -31,6 +32,7 @@ from orchestrator.report.topics import (
     target,
     textbook_optimizers,
 )
+from orchestrator.report.topics.topic import Started
 
 TOPICS = (
     asked.TOPIC,
@@ -58,41 +60,59 @@ TOPICS = (
 FIGURES = {kind.name: kind for topic in TOPICS for kind in topic.figures}
 
 
-def find(comparison: Comparison, claims: Claims | None = None) -> list[Finding]:
-    """All findings, in the order of the questions that they answer, cautions last.
+@dataclass(frozen=True)
+class Asked:
+    """The rules of a report, each of which has asked."""
 
-    claims: the decided comparisons, if they are known already.
-    """
-    return _apply_rules(comparison, claims or asked_by(comparison).decided())
+    comparison: Comparison
+    rules: Sequence[Started]
+
+    def decided(self) -> Claims:
+        """All comparisons that they ask for, decided together."""
+        asks = [ask for rule in self.rules for ask in rule.asks]
+        return decide(asks, clock_errors(self.comparison), self.comparison.tolerance)
+
+    def findings(self, claims: Claims) -> list[Finding]:
+        """What they say, once, in the order of the questions that it answers; cautions last."""
+        found = [each for rule in self.rules for each in rule.findings(claims)]
+        questions = [*QUESTIONS]
+        return sorted(
+            _merged(found, len(self.comparison.workloads)),
+            key=lambda finding: (finding.caution, questions.index(finding.question)),
+        )
 
 
-def asked_by(comparison: Comparison) -> Claims:
-    """The comparisons of all findings, undecided: they are decided together."""
-    claims = Claims(clock_errors(comparison), comparison.tolerance)
-    _apply_rules(comparison, claims)
-    return claims
+def asked_by(comparison: Comparison) -> Asked:
+    """The rules of a report on this comparison, those on the sweep as a whole last."""
+    of_views = [
+        Started(rule(view), view.workload if view.one_of_many else None)
+        for view in map(comparison.view, comparison.workloads)
+        for topic in TOPICS
+        for rule in [*([] if view.workload.faults else topic.rules), *topic.rules_with_faults]
+    ]
+    of_sweep = [Started(rule(comparison)) for topic in TOPICS for rule in topic.sweep_rules]
+    return Asked(comparison, [*of_views, *of_sweep])
 
 
-def _apply_rules(comparison: Comparison, claims: Claims) -> list[Finding]:
-    found: list[Finding] = []
-    for view in map(comparison.view, comparison.workloads):
-        workload = view.workload if view.one_of_many else None
-        for topic in TOPICS:
-            rules = [*([] if view.workload.faults else topic.rules), *topic.rules_with_faults]
-            found += [replace(each, workload=workload) for rule in rules for each in rule(view, claims)]
-    of_sweep = [each for topic in TOPICS for rule in topic.sweep_rules for each in rule(comparison, claims)]
-    questions = [*QUESTIONS]
-    return sorted(
-        _merged(found, len(comparison.workloads)) + of_sweep,
-        key=lambda finding: (finding.caution, questions.index(finding.question)),
-    )
+def concluded(comparison: Comparison) -> tuple[Claims, list[Finding]]:
+    """The decided comparisons of a report, and all findings."""
+    asked = asked_by(comparison)
+    claims = asked.decided()
+    return claims, asked.findings(claims)
+
+
+def find(comparison: Comparison) -> list[Finding]:
+    """All findings, in the order of the questions that they answer, cautions last."""
+    _, findings = concluded(comparison)
+    return findings
 
 
 def _merged(found: list[Finding], workloads: int) -> list[Finding]:
     """Merge findings that have the same text for every workload."""
-    same_text: dict[tuple[str, str], list[Finding]] = {}
+    same_text: dict[object, list[Finding]] = {}
     for finding in found:
-        same_text.setdefault((finding.kind, finding.text), []).append(finding)
+        key = (finding.kind, finding.text) if finding.workload else id(finding)
+        same_text.setdefault(key, []).append(finding)
     merged = []
     for same in same_text.values():
         if workloads > 1 and len(same) == workloads:

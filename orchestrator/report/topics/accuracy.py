@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.report.figures.glance import strategies_at_a_glance
@@ -11,8 +11,7 @@ from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -20,7 +19,7 @@ from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 ACCURACIES = Scaling("accuracy", Q.accuracy, "Test accuracy", "test accuracy")
 STALENESSES = Scaling(
@@ -38,21 +37,21 @@ def _ended_early(group: Group) -> bool:
     return any(target_reached(row) for row in group.ok_rows)
 
 
-def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def best_accuracy(view: WorkloadView) -> Findings:
     """The highest accuracy, whether it is the best, and the strategies that differ from serial."""
     ranked = _ranked(view.ranked_candidates)
     if not ranked:
         return
     first, *others = ranked
-    ranking = claims.all_pairs(Q.accuracy, ranked)
     serial = view.serial if view.serial and Q.accuracy.sample(view.serial) else None
-    against = claims.with_reference(Q.accuracy, serial, ranked) if serial else []
+    ranking, from_serial = yield [Ask.best(Q.accuracy, ranked), Ask.against(Q.accuracy, serial, ranked)]
+    against = from_serial.compared
     data: dict[str, Any] = {
         "best": view.name(ranking.best) if ranking.best else None,
         "worst": view.name(ranking.worst) if ranking.worst else None,
         "highest": view.name(first),
         "accuracy": Q.accuracy.mean_of(first),
-        "compared": compared_data([*against, *ranking.comparisons]),
+        "compared": compared_data([*against, *ranking.compared]),
     }
     text = f"At {view.shape.label}{view.of_ranked}, {view.name(first)} reached "
     text += percent(Q.accuracy.mean_of(first))
@@ -94,15 +93,16 @@ def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
     return " ".join([".", *parts])
 
 
-def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def fewer_updates(view: WorkloadView) -> Findings:
     """A reason for lost accuracy on the same samples: the model is updated less often than serial's."""
     serial = view.serial
     ranked = _ranked(view.ranked_candidates)
     if not serial or not Q.accuracy.sample(serial):
         return
+    (against,) = yield [Ask.against(Q.accuracy, serial, ranked)]
     losing = [
         each.left
-        for each in claims.with_reference(Q.accuracy, serial, ranked)
+        for each in against.compared
         if each.verdict == "less" and _same_samples(each.left, serial) and _same_start(each.left)
     ]
     own = serial.over(updates)
@@ -139,7 +139,7 @@ def _same_start(group: Group) -> bool:
     return getattr(group.first.run.strategy, "init", "broadcast") == "broadcast"
 
 
-def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def averaging(view: WorkloadView) -> Findings:
     """The accuracy of the averaged model against that of the nodes' local models."""
     groups = [
         group
@@ -148,7 +148,8 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         and Q.averaging_gain.sample(group)
         and not group.first.run.aggregates_by_value  # which is no average
     ]
-    for gain in claims.with_zero(Q.averaging_gain, groups):
+    (gains,) = yield [Ask(Q.averaging_gain, [(group, group) for group in groups])]
+    for gain in gains.compared:
         group = gain.left
         local = Q.local_accuracy_mean.over(group)
         final = Spread.of(
@@ -173,7 +174,7 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def variants(view: WorkloadView) -> Findings:
     """A strategy with other parameters than the default, all else equal."""
     same: dict[tuple[str | int, ...], list[Group]] = {}
     for group in view.candidates:
@@ -184,7 +185,8 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
             continue
         pairs += [(other, default) for other in groups if other.strategy_label != default.strategy_label]
-    for compared in claims.pairs(Q.accuracy, pairs):
+    (answer,) = yield [Ask.of(Q.accuracy, pairs)]
+    for compared in answer.compared:
         other, default = compared.left, compared.right
         mine, others = _differing_parameters(default, other)
         yield Finding(

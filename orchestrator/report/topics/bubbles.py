@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.report.figures.bars import fold, name_axis, step_of, width_beside
@@ -13,16 +12,15 @@ from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import listed, percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.quantities import Q
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 
-def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def bubble_fractions(view: WorkloadView) -> Findings:
     """Measured bubbles beside the formula, at its smallest and at its largest value."""
     known = [
         (formula, measured, group)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import fastest_and_most_accurate
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Ranking, compared_data
+from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.formats import first_few, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
@@ -17,10 +17,10 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.textbook_optimizers import optimizer_pairs
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 
-def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def front(view: WorkloadView) -> Findings:
     """The Pareto front of accuracy and wall time, serial included.
 
     A strategy is on the front if each other one is claimed to be less accurate or slower. It is off the
@@ -34,8 +34,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     ]
     if len(groups) < 2 or all(group.serial for group in groups):
         return
-    accuracies = claims.among(Q.accuracy, groups)
-    times = claims.among(Q.train_s, one_per_work(groups))
+    accuracies, times = yield [Ask.among(Q.accuracy, groups), Ask.among(Q.train_s, one_per_work(groups))]
     on, off, unknown = [], [], []
     for group in groups:
         better = _dominating(group, groups, times, accuracies)
@@ -56,7 +55,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "accuracy": {view.name(group): Q.accuracy.mean_of(group) for group in groups},
             "train_s": {view.name(group): Q.train_s.mean_of(group) for group in groups},
             "bytes_sent": Q.bytes_sent_per_rank.means(groups, view.name),
-            "compared": compared_data([*times.comparisons, *accuracies.comparisons]),
+            "compared": compared_data([*times.compared, *accuracies.compared]),
         },
     )
 
@@ -94,7 +93,7 @@ def _verb(groups: Sequence[Group]) -> str:
     return "is" if len(groups) == 1 else "are"
 
 
-def _on_front(group: Group, groups: Sequence[Group], times: Ranking, accuracies: Ranking) -> bool:
+def _on_front(group: Group, groups: Sequence[Group], times: Answer, accuracies: Answer) -> bool:
     return all(
         _faster(group, other, times) or accuracies.better(group, other)
         for other in groups
@@ -102,7 +101,7 @@ def _on_front(group: Group, groups: Sequence[Group], times: Ranking, accuracies:
     )
 
 
-def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracies: Ranking) -> Group | None:
+def _dominating(group: Group, groups: Sequence[Group], times: Answer, accuracies: Answer) -> Group | None:
     """A group that is claimed to be better in one quantity and measured no worse in the other."""
     for other in groups:
         if other is group:
@@ -115,13 +114,13 @@ def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracie
     return None
 
 
-def _faster(one: Group, other: Group, times: Ranking) -> bool:
+def _faster(one: Group, other: Group, times: Answer) -> bool:
     """Whether `one` is claimed to be faster; never of two groups that do the same work."""
     left, right = _timed_as(one, times), _timed_as(other, times)
     return left is not right and times.better(left, right)
 
 
-def _timed_as(group: Group, times: Ranking) -> Group:
+def _timed_as(group: Group, times: Answer) -> Group:
     """The ranked group that does the same work, whose time stands for this one's."""
     return next(each for each in times.groups if same_work(each, group))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +11,6 @@ from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.clock import (
     BUSY,
@@ -27,7 +26,7 @@ from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import counted
 from trainer.time_model.described import UNKNOWN
 
@@ -35,7 +34,7 @@ MOST_DISTURBED = 0.25  # of the runs that show it
 MAX_NAMED = 3  # configurations
 
 
-def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def disturbed(comparison: Comparison) -> Findings:
     """That other processes used the machine during the sweep: a report opens with it."""
     rows = [row for row in comparison.rows if row.ok and shows_load(row)]
     lost = tuple(row for row in rows if lost_cores(row))
@@ -50,7 +49,7 @@ def disturbed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def cluster_time(view: WorkloadView) -> Findings:
     """The error of the cluster times of this workload, from its runs whose ranks had a core each."""
     if view.clock != "cluster":
         return
@@ -78,7 +77,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         return
     off = error.worst > MAX_ERROR
     waited = max(row.without_core for row in error.rows)
-    able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
+    able = sum(row.cluster is not None and fits_cores(row.wall_result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
     )
@@ -97,7 +96,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "without_core": waited,
             "checked": len(error.rows),
             "of": able,
-            "unchecked_ranks": unchecked_ranks(rows),
+            "unchecked_ranks": sorted({row.run.world_size for row in rows if row.wall.shares_cores}),
             "unpriced": unpriced,
         },
     )
@@ -119,12 +118,7 @@ def _exchanges(configurations: int, unpriced: list[str]) -> str:
     return f"{text}; those of {first_few(unpriced, MAX_NAMED)} cost {free}" if unpriced else text
 
 
-def unchecked_ranks(rows: Iterable[Row]) -> list[int]:
-    """The numbers of ranks of runs on shared cores, whose cluster times nothing checks."""
-    return sorted({row.run.world_size for row in rows if row.wall.shares_cores})
-
-
-def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def cpu_inflation(comparison: Comparison) -> Findings:
     """The correction of the CPU time of ranks that shared cores in cluster time."""
     shared = [row for row in comparison.rows if row.cluster is not None and row.wall.shares_cores]
     found = {row.key: comparison.clusters[row.key] for row in shared}
@@ -149,7 +143,7 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 
 
-def real_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def real_nodes(comparison: Comparison) -> Findings:
     """That the runs of real nodes cannot be used that were given for those of virtual ones."""
     if comparison.real_unusable:
         yield Finding(
@@ -239,7 +233,7 @@ def _reason(rows: Sequence[Row]) -> str:
     return "Other runs of this workload are over links that make wall times incomparable"
 
 
-def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def no_cluster_time(comparison: Comparison) -> Findings:
     """The runs whose times cannot be compared with those of their workload, by reason."""
     lacking: dict[str, list[Row]] = {}
     for row in comparison.rows:
@@ -257,12 +251,12 @@ def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]
         )
 
 
-def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def shared_cores(view: WorkloadView) -> Findings:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
-    limit = speedup_limit(view)
-    if limit is None:
-        return
     sharing = [group for group in view.groups if group.first.shares_cores]
+    if not sharing:
+        return
+    limit = max(row.speedup_limit for group in sharing for row in group.rows)
     cores = max(row.result.cores for group in sharing for row in group.rows)
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (
@@ -294,12 +288,6 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding("shared_cores", text, evidence(sharing), data)
 
 
-def speedup_limit(view: WorkloadView) -> float | None:
-    """What no wall-clock speedup on shared cores can exceed; None if no run shared any."""
-    sharing = [group for group in view.groups if group.first.shares_cores]
-    return max((row.speedup_limit for group in sharing for row in group.rows), default=None)
-
-
 def _on(shapes: list[ClusterShape]) -> str:
     """`2, 4 and 5 nodes`; with ranks per node if there are several."""
     if any(shape.processes_per_node > 1 for shape in shapes):
@@ -308,9 +296,11 @@ def _on(shapes: list[ClusterShape]) -> str:
     return listed([*(shape.short for shape in others), last.label])
 
 
-def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def drift(view: WorkloadView) -> Findings:
     """How much slower the machine was at the end of the sweep than at its start."""
-    found = drift_of(view)
+    timed = [group for group in view.groups if group.first.times_compare]
+    rows = [row for group in timed for row in group.ok_rows if row.train_s]
+    found = time_drift([(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in rows])
     if found is None:
         return
     text = (
@@ -324,7 +314,7 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding(
         "drift" if found.shown or found.wide else "no_drift",
         f"{text}.",
-        tuple(_with_times(view)),
+        tuple(rows),
         {"factor": found.factor, "interval": (found.low, found.high)},
     )
 
@@ -340,20 +330,7 @@ def _order_of_runs(view: WorkloadView, found: Drift) -> str:
     )
 
 
-def drift_of(view: WorkloadView) -> Drift | None:
-    """How the times of a workload changed during the sweep; None if that cannot be seen."""
-    return time_drift(
-        [(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in _with_times(view)]
-    )
-
-
-def _with_times(view: WorkloadView) -> list[Row]:
-    return [
-        row for group in view.groups if group.first.times_compare for row in group.ok_rows if row.train_s
-    ]
-
-
-def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def thread_ranks(comparison: Comparison) -> Findings:
     """Runs whose ranks were threads of one interpreter."""
     rows = [row for row in comparison.rows if row.ok and not row.result.times_compare]
     if rows:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import log
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import first_few, listed, significant, size
 from orchestrator.report.metrics.fairness import (
     compared_groups,
@@ -17,7 +15,7 @@ from orchestrator.report.metrics.fairness import (
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import written
 
 MAX_NAMED = 6  # per sentence; the tables list all
@@ -25,7 +23,7 @@ LOG_LOSSES = ("nll", "cross_entropy")  # of the probability of the right class, 
 SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
 
 
-def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def accuracy_is(view: WorkloadView) -> Findings:
     """What the accuracy is where it is not the share of samples of the right class."""
     rows = evidence(view.groups)
     if not rows:
@@ -41,7 +39,7 @@ def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             )
 
 
-def best_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def best_loss(view: WorkloadView) -> Findings:
     """The loss that a perfect model has on generated sequences."""
     rows = evidence(view.groups)
     best = rows[0].run.dataset.best_loss if rows else None
@@ -57,7 +55,7 @@ def best_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     )
 
 
-def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def conditions_unequal(view: WorkloadView) -> Findings:
     """Conditions that the compared configurations of a workload do not share."""
     if found := differences(view):
         yield Finding(
@@ -78,7 +76,7 @@ def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def scaled_beyond_the_rule(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def scaled_beyond_the_rule(view: WorkloadView) -> Findings:
     """Runs with a scaled learning rate whose updates use one batch of those it was scaled by."""
     groups = [group for group in view.groups if scales_beyond_the_rule(group.first.run)]
     if groups:
@@ -97,7 +95,7 @@ def scaled_beyond_the_rule(view: WorkloadView, claims: Claims) -> Iterator[Findi
         )
 
 
-def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def strategy_caveats(comparison: Comparison) -> Findings:
     """The caveats that a strategy's definition declares."""
     caveats: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.rows:
@@ -107,7 +105,7 @@ def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding
         yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
 
 
-def sent_beyond_count(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def sent_beyond_count(comparison: Comparison) -> Findings:
     """Configurations whose transport is known to send more bytes than are counted."""
     for group in comparison.groups:
         factor = group.first.run.strategy.sent_per_counted
@@ -124,7 +122,7 @@ def sent_beyond_count(comparison: Comparison, claims: Claims) -> Iterator[Findin
             )
 
 
-def conditions_differ(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def conditions_differ(comparison: Comparison) -> Findings:
     """Runs of one report with different machines or software."""
     for name, values in differing_conditions(comparison).items():
         effect = (

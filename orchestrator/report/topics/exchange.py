@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -16,7 +16,7 @@ from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import listed, seconds, size
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
@@ -26,23 +26,23 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.speed import exchange_share, timed
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
 Point = tuple[Group, int, Spread]  # parameters of the model, seconds
 
 
-def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def transports(view: WorkloadView) -> Findings:
     """The same strategy and partitioner over several transports."""
     same: dict[tuple[str, str], list[Group]] = {}
     for group in view.candidates:
         same.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
-    for candidates in same.values():
-        groups = timed(candidates)
-        if len({group.transport for group in groups}) < 2:
-            continue
+    several = [
+        groups for groups in map(timed, same.values()) if len({group.transport for group in groups}) > 1
+    ]
+    answers = yield [Ask.among(Q.train_s, groups) for groups in several]
+    for groups, ranking in zip(several, answers, strict=True):
         first, *others = groups
-        ranking = claims.among(Q.train_s, groups)
         parts = [
             f"{seconds(Q.train_s.mean_of(group))} over {group.transport}{_communication(group)}, "
             f"{ranking.between(group, first).written}"
@@ -58,7 +58,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "strategy": first.strategy_label,
                 "train_s": {group.transport: Q.train_s.mean_of(group) for group in groups},
                 "communicate_s": Q.communicate_s.means(groups, lambda group: group.transport),
-                "compared": compared_data(ranking.comparisons),
+                "compared": compared_data(ranking.compared),
             },
         )
 
@@ -68,16 +68,20 @@ def _communication(group: Group) -> str:
     return f" with {seconds(spent.mean)} of communication" if spent else ""
 
 
-def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def all_reduce_and_ddp(view: WorkloadView) -> Findings:
     """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
     by_line = {group.line: group for group in view.candidates if Q.train_s.sample(group)}
-    for one, other in combinations(by_line.values(), 2):
-        # By label: a parameter, such as a compression, changes the mathematics.
-        pair = {group.strategy_label: group for group in (one, other)}
-        if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
-            continue
-        ours, ddp = pair["all_reduce"], pair["ddp"]
-        (compared,) = claims.pairs(Q.train_s, [(ddp, ours)])
+    # By label: a parameter, such as a compression, changes the mathematics.
+    alike = [
+        (one, other)
+        for one, other in combinations(by_line.values(), 2)
+        if {one.strategy_label, other.strategy_label} == {"all_reduce", "ddp"}
+        and one.line[1:] == other.line[1:]
+    ]
+    ddp_first = [pair if pair[0].strategy_label == "ddp" else pair[::-1] for pair in alike]
+    (answer,) = yield [Ask.of(Q.train_s, ddp_first)]
+    for (one, other), compared in zip(alike, answer.compared, strict=True):
+        ddp, ours = compared.left, compared.right
         yield Finding(
             "all_reduce_and_ddp",
             f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
@@ -86,24 +90,27 @@ def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             evidence([ours, ddp]),
             {
                 "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
-                "exchange_share": Q.exchange_share.means(pair.values(), lambda group: group.strategy_label),
+                "exchange_share": Q.exchange_share.means([one, other], lambda group: group.strategy_label),
                 "compared": compared_data([compared]),
             },
         )
 
 
-def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def mean_gradient(view: WorkloadView) -> Findings:
     """The cost per step of each way to take the same mean gradient."""
     same: dict[tuple[str, str, int], list[Group]] = {}
     for group in view.candidates:
         # By label: a parameter may change the mean.
         if Q.exchange_s_per_step.sample(group) and group.strategy_label in MEAN_GRADIENT:
             same.setdefault(group.line[1:], []).append(group)
-    for ways in same.values():
-        if len(ways) < 2 or {group.strategy for group in ways} <= {"all_reduce", "ddp"}:
-            continue  # see all_reduce_and_ddp
+    several = [
+        ways
+        for ways in same.values()  # for two ways, see all_reduce_and_ddp
+        if len(ways) > 1 and not {group.strategy for group in ways} <= {"all_reduce", "ddp"}
+    ]
+    answers = yield [Ask.among(Q.exchange_s_per_step, ways) for ways in several]
+    for ways, ranking in zip(several, answers, strict=True):
         first, *others = sorted(ways, key=Q.exchange_s_per_step.mean_of)
-        ranking = claims.among(Q.exchange_s_per_step, ways)
         parts = [
             f"{seconds(Q.exchange_s_per_step.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
             f"{ranking.between(group, first).written}"
@@ -122,7 +129,7 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                     group.strategy: Q.exchange_s_per_step.mean_of(group) for group in [first, *others]
                 },
                 "bytes_per_step": Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
-                "compared": compared_data(ranking.comparisons),
+                "compared": compared_data(ranking.compared),
             },
         )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
@@ -15,7 +14,7 @@ from orchestrator.report.model.labels import SURVIVAL
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 NO_COUNTERPART = "no run without faults to compare with"
 NO_COMMON_SEED = "no seed finished both with and without faults"
@@ -92,12 +91,12 @@ def _most_similar(group: Group, others: Sequence[Group]) -> Group | None:
     return max(others, key=common, default=None)
 
 
-def fault_cost(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def fault_cost(comparison: Comparison) -> Findings:
     """Time, steps, samples and accuracy that faults cost a configuration."""
     costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
     pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    times = {id(each.left): each for each in claims.asked_by_sweep(Q.elapsed_s, pairs)}
-    accuracies = {id(each.left): each for each in claims.asked_by_sweep(Q.accuracy, pairs)}
+    answers = yield [Ask.of(quantity, pairs, of_sweep=True) for quantity in (Q.elapsed_s, Q.accuracy)]
+    times, accuracies = ({id(each.left): each for each in answer.compared} for answer in answers)
     for cost in costs:
         if time := times.get(id(cost.group)):
             yield _finding(cost, time, accuracies.get(id(cost.group)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import log
 from typing import Any
 
@@ -12,7 +11,7 @@ from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
@@ -20,7 +19,7 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
 from orchestrator.report.topics.speed import time_and_accuracy, timed
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MIN_LINKS = 2
 SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
@@ -34,24 +33,18 @@ TIPS = {
 }
 
 
-@dataclass(frozen=True)
-class _OverLink:
-    """What was found over one link. fastest: the strategy that is shown to be it, with its accuracy."""
-
-    link: str
-    fastest: str
-    text: str
-    data: Mapping[str, Any]
-    rows: tuple[Row, ...]
-
-
-def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def links(comparison: Comparison) -> Findings:
     """The fastest strategy over each link, where a workload was trained over several.
 
     Strategies are compared over the same link, with the comparisons of the workload's other findings.
     """
-    for base, views in comparison.over_links().items():
-        found = [each for view in views if (each := _over_link(view, claims))]
+    over_links = comparison.over_links()
+    compared = [view for views in over_links.values() for view in views]
+    answers = yield [Ask.best(Q.train_s, timed(one_per_work(view.ranked_candidates))) for view in compared]
+    rankings = {view.workload: answer for view, answer in zip(compared, answers, strict=True)}
+    for base, views in over_links.items():
+        of_views = [(view, rankings[view.workload]) for view in views]
+        found = [_over_link(view, ranking) for view, ranking in of_views if len(ranking.groups) > 1]
         if len(found) < MIN_LINKS:
             continue
         yield Finding(
@@ -66,9 +59,12 @@ def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def _fastest(found: Sequence[_OverLink]) -> str:
+def _fastest(found: Sequence[Finding]) -> str:
     """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 is undecided.`"""
-    decided = [f"{each.fastest} over {each.link}" for each in found if each.fastest]
+    decided = []
+    for data in (each.data for each in found if each.data["fastest"]):
+        accuracy = f" ({percent(data['accuracy'][0])})" if data["accuracy"][0] is not None else ""
+        decided.append(f"{data['fastest']}{accuracy} over {data['link'] or OWN_LINKS}")
     if not decided:
         return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
     open_ = len(found) - len(decided)
@@ -76,12 +72,9 @@ def _fastest(found: Sequence[_OverLink]) -> str:
     return f"Shown to be the fastest: {listed(decided)}{rest}."
 
 
-def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
-    """None with less than two strategies."""
-    groups = timed(one_per_work(view.ranked_candidates))
-    if len(groups) < 2:
-        return None
-    ranking = claims.all_pairs(Q.train_s, groups)
+def _over_link(view: WorkloadView, ranking: Answer) -> Finding:
+    """What was found over one link."""
+    groups = ranking.groups
     first, second = groups[:2]
     compared = ranking.between(second, first)
     over = "Over" if view.clock == "wall" else "In cluster time, over"
@@ -92,7 +85,6 @@ def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
     even = [view.name(group) for group in ranking.may_be_best if group is not first]
     if ranking.best is not first and even:
         text += f" Which is the fastest is undecided between {view.name(first)} and {first_few(even)}."
-    accuracy = f" ({percent(first.accuracy.mean)})" if first.accuracy else ""
     data = {
         "link": view.workload.link,
         "fastest": view.name(first) if ranking.best is first else None,
@@ -101,9 +93,7 @@ def _over_link(view: WorkloadView, claims: Claims) -> _OverLink | None:
         "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
         "compared": compared_data(ranking.of(first)),
     }
-    fastest = f"{view.name(first)}{accuracy}" if ranking.best is first else ""
-    rows = evidence([first, second])
-    return _OverLink(view.workload.link or OWN_LINKS, fastest, text, data, rows)
+    return Finding("links", text, evidence([first, second]), data)
 
 
 def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
@@ -116,7 +106,7 @@ def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
     return f"links of {view.workload.link} ({achieved if enforced else 'not enforced'})"
 
 
-def not_enforced(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def not_enforced(comparison: Comparison) -> Findings:
     """The runs whose wall time does not contain the links that they request."""
     rows = [row for row in comparison.rows if row.ok and row.link_not_enforced]
     if not rows:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from orchestrator.report.figures.axes import LOG_FROM
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import listed, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.speed import by_line, timed_serial
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,12 @@ class _Line:
     @property
     def compared(self) -> list[Compared]:
         return [*self.steps, *self.times, *self.accuracies]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have enough seeds, and an accuracy."""
+        enough = all(each.verdict != "too_few_seeds" for each in self.compared)
+        return enough and len(self.times) == len(self.accuracies)
 
     @property
     def falls_until(self) -> Group | None:
@@ -59,14 +64,17 @@ class _Line:
         return self.times[at], self.accuracies[at]
 
 
-def many_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def many_nodes(view: WorkloadView) -> Findings:
     """Until how many nodes each strategy becomes faster, and its accuracy there.
 
     The reference is serial, or without it the fewest nodes of the strategy.
     """
     lines = [groups for groups in by_line(view) if _spans_many(groups)]
     serial = timed_serial(view, [group for groups in lines for group in groups])
-    found = [line for groups in lines if (line := _compare(groups, serial or groups[0], claims))]
+    answers = yield [ask for groups in lines for ask in _asks(groups, serial or groups[0])]
+    compared = iter([answer.compared for answer in answers])
+    compared_lines = [_Line(groups, next(compared), next(compared), next(compared)) for groups in lines]
+    found = [line for line in compared_lines if line.complete]
     if not found:
         return
     against = "serial" if serial else "the fewest nodes"
@@ -92,13 +100,14 @@ def _spans_many(groups: Sequence[Group]) -> bool:
     return groups[-1].shape.ranks >= LOG_FROM * groups[0].shape.ranks
 
 
-def _compare(groups: Sequence[Group], reference: Group, claims: Claims) -> _Line | None:
-    """The comparisons of a line; None if one has too few seeds or no accuracy."""
+def _asks(groups: Sequence[Group], reference: Group) -> list[Ask]:
+    """The fields of a line, as questions."""
     others = [(group, reference) for group in groups if group is not reference]
-    steps = claims.pairs(Q.train_s, [(more, fewer) for fewer, more in pairwise(groups)])
-    line = _Line(groups, steps, claims.pairs(Q.train_s, others), claims.pairs(Q.accuracy, others))
-    complete = len(line.times) == len(line.accuracies) == len(others)
-    return line if complete and all(each.verdict != "too_few_seeds" for each in line.compared) else None
+    return [
+        Ask.of(Q.train_s, [(more, fewer) for fewer, more in pairwise(groups)]),
+        Ask.of(Q.train_s, others),
+        Ask.of(Q.accuracy, others),
+    ]
 
 
 def _by_count(view: WorkloadView, ends: Sequence[tuple[_Line, Group | None]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +13,7 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -27,7 +26,7 @@ from orchestrator.report.quantities.model_partition import (
 )
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
 
@@ -35,7 +34,7 @@ DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathem
 MEMORY = ("weights", "gradient", "optimizer", "activations")  # in the order of the stack
 
 
-def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def least_memory(view: WorkloadView) -> Findings:
     """The strategy that needs least memory on any rank, and its time per step beside other strategies."""
     kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
     if not kept or not is_partitioned(view.groups):
@@ -71,13 +70,10 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         for group in [*others[:1], view.serial]
         if group and group.first.times_compare and _steps(group) == _steps(best)
     ]
-    pairs = [(best, group) for group in compared if Q.step_s.sample(best) and Q.step_s.sample(group)]
-    if steps := claims.pairs(Q.step_s, pairs if best.first.times_compare else []):
-        parts = [
-            f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}"
-            for each in steps
-            if each.right
-        ]
+    pairs = [(best, group) for group in compared]
+    (answer,) = yield [Ask.of(Q.step_s, pairs if best.first.times_compare else [])]
+    if steps := answer.compared:
+        parts = [f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}" for each in steps]
         text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
         data["compared"] = compared_data(steps)
     yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)

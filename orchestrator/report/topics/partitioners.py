@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
@@ -12,15 +12,14 @@ from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Ranking, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import listed, percent, points, seconds, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import SKEWED_BITS
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 UNEQUAL = 1.1  # largest part / smallest part, beyond which their sizes are reported
 
@@ -33,29 +32,24 @@ WORST = 0.3  # loss of accuracy at full colour
 Cells = dict[tuple[str, str], Spread]
 
 
-def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def partitioner_loss(view: WorkloadView) -> Findings:
     """The strategy that loses most under a partitioner, and the strategy that recovers most of it."""
-    reference, *others = view.partitioners or [""]
-    lost = _against_reference(view, claims)
-    same = {
-        label: [
-            group
-            for group in view.candidates
-            if group.partitioner_label == label and Q.accuracy.sample(group)
-        ]
+    others = view.partitioners[1:]
+    same = [
+        [each for each in view.candidates if each.partitioner_label == label and Q.accuracy.sample(each)]
         for label in others
-    }
+    ]
     # Compared whatever was lost, since what is compared may not depend on what is decided.
-    among = claims.pairs(Q.accuracy, [pair for groups in same.values() for pair in combinations(groups, 2)])
-    for label in others:
-        losing = [each for each in lost if each.left.partitioner_label == label and each.verdict == "less"]
-        ranking = Ranking(same[label], [each for each in among if each.left.partitioner_label == label])
+    among = [Ask.among(Q.accuracy, groups) for groups in same]
+    answers = [*(yield [*_against_reference(view), *among])]
+    for label, lost, ranking in zip(others, answers, answers[len(others) :], strict=False):
+        losing = [each for each in lost.compared if each.verdict == "less"]
         if not losing:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         text = (
             f"At {view.shape.label}, {worst.left.name} reached {percent(worst.values[1])} with "
-            f"{reference} and {percent(worst.values[0])} with {label}: {worst.written}"
+            f"{view.partitioners[0]} and {percent(worst.values[0])} with {label}: {worst.written}"
         )
         data: dict[str, Any] = {
             "partitioner": label,
@@ -78,12 +72,11 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding("partitioner_loss", f"{text}.", evidence(groups), data)
 
 
-def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def partitioner_effect(view: WorkloadView) -> Findings:
     """The effect of each partitioner on every strategy."""
-    reference, *others = view.partitioners or [""]
-    effects = _against_reference(view, claims)
-    for label in others:
-        found = [each for each in effects if each.left.partitioner_label == label]
+    answers = yield _against_reference(view)
+    for label, answer in zip(view.partitioners[1:], answers, strict=True):
+        reference, found = view.partitioners[0], answer.compared
         if not found:
             continue
         mine, theirs = [each.left for each in found], [each.right for each in found]
@@ -108,21 +101,19 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def _against_reference(view: WorkloadView, claims: Claims) -> list[Compared]:
-    """Every partitioner with every strategy, compared with the reference partitioner: one family."""
-    reference, *others = view.partitioners or [""]
-    pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
-    return claims.pairs(Q.accuracy, pairs)
-
-
-def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:
-    """Groups that differ only in the partitioner: (reference, label)."""
+def _against_reference(view: WorkloadView) -> list[Ask]:
+    """Each partitioner but the reference with every strategy, compared with the reference."""
     return [
-        (one, other)
-        for one in view.candidates
-        for other in view.candidates
-        if (one.partitioner_label, other.partitioner_label) == (reference, label)
-        and one.line[:2] == other.line[:2]
+        Ask.of(
+            Q.accuracy,
+            [
+                (other, one)
+                for one, other in permutations(view.candidates, 2)
+                if (one.partitioner_label, other.partitioner_label) == (view.partitioners[0], label)
+                and one.line[:2] == other.line[:2]
+            ],
+        )
+        for label in view.partitioners[1:]
     ]
 
 

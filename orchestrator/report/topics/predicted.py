@@ -13,13 +13,12 @@ from orchestrator.report.figures.lines import points_of, record, tooltip
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.spread import Spread, span
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.predictions import Prediction, Predictions, stops_paying
 
 Line = tuple[Group, Sequence[Prediction]]  # the measured group with most nodes, and what follows from it
@@ -39,7 +38,7 @@ def predicted(view: WorkloadView, predictions: Predictions) -> list[Line]:
     return [*found.values()]
 
 
-def fastest(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def fastest(comparison: Comparison) -> Findings:
     """What is predicted to be the fastest on each number of nodes, and where more of them do not pay."""
     if comparison.predictions is None:
         return
@@ -96,7 +95,7 @@ def _data(view: WorkloadView, group: Group, found: Sequence[Prediction]) -> Mapp
     }
 
 
-def unusable(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def unusable(comparison: Comparison) -> Findings:
     """Why stored predictions are not shown."""
     if comparison.predictions_unusable:
         yield Finding(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.metrics.published import (
     PublishedLine,
@@ -24,7 +23,7 @@ from orchestrator.report.model.labels import NOT_COMPARED, as_written, parameter
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.quantities.learning import seeds_at_target, target_reached
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.sweeps.lab import NOT_STATED, Ablation, Measure
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
@@ -39,7 +38,7 @@ _MEASURED: dict[Measure, tuple[str, str]] = {
 }
 
 
-def times(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def times(comparison: Comparison) -> Findings:
     """One node's time beside the published one, and whether more nodes gain as much."""
     if overrides(comparison):  # most likely less work than was published
         return
@@ -110,12 +109,15 @@ class Ablated:
         """What each step but the first one changes, in words."""
         return [step.fixes.replace("{nodes}", str(self.nodes)) for step in self.ablation.steps[1:]]
 
-    def compared(self, claims: Claims) -> tuple[list[Compared], Compared]:
-        """Each step with the one before it, on the right; and the last step with the first."""
-        steps = [(other, one) for one, other in pairwise(self.groups)]
+    @property
+    def ask(self) -> Ask:
+        """Each step with the one before it, on the right; and the last step with the first.
+
+        Nothing if a step has no value.
+        """
+        steps = [] if self.lacking else [(other, one) for one, other in pairwise(self.groups)]
         ends = [(self.groups[-1], self.groups[0])] if len(steps) > 1 else []  # one change is the whole
-        found = claims.asked_by_sweep(self.quantity, [*steps, *ends])
-        return found[: len(steps)], found[-1]
+        return Ask.of(self.quantity, [*steps, *ends], of_sweep=True)
 
 
 def ablated(comparison: Comparison) -> Iterator[Ablated]:
@@ -133,10 +135,12 @@ def ablated(comparison: Comparison) -> Iterator[Ablated]:
                 yield Ablated(ablation, nodes, groups, [*map(comparison.name_on, groups)])
 
 
-def ablations(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def ablations(comparison: Comparison) -> Findings:
     """The causes of a published result, step by step: each change and the difference it makes."""
-    for each in ablated(comparison):
-        yield _incomplete(each) if each.lacking else _finding(each, claims)
+    found = [*ablated(comparison)]
+    answers = yield [each.ask for each in found]
+    for each, answer in zip(found, answers, strict=True):
+        yield _finding(each, answer.compared) if answer.compared else _incomplete(each)
 
 
 def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
@@ -165,11 +169,11 @@ def _incomplete(found: Ablated) -> Finding:
     )
 
 
-def _finding(found: Ablated, claims: Claims) -> Finding:
+def _finding(found: Ablated, compared: Sequence[Compared]) -> Finding:
     ablation, write = found.ablation, found.quantity.write
-    differences, whole = found.compared(claims)
+    differences, whole = compared[: len(found.fixes)], compared[-1]
     changed = [changes(one, other) for one, other in pairwise(found.groups)]
-    text = f"{ablation_sentence(found, claims)} "
+    text = f"{ablation_sentence(found, whole)} "
     steps = [*zip(found.fixes, changed, differences, strict=True)]
     parts = [f"{fixes} ({', '.join(fields)})" for fixes, fields, _ in steps]
     if len(steps) == 1:
@@ -189,18 +193,18 @@ def _finding(found: Ablated, claims: Claims) -> Finding:
         "steps": [
             {"fixes": fixes, "changes": fields, "decision": each.verdict} for fixes, fields, each in steps
         ],
-        "compared": compared_data(differences if whole is differences[-1] else [*differences, whole]),
+        "compared": compared_data(compared),
     }
     return Finding("ablation", text, evidence(found.groups), data)
 
 
-def ablation_sentence(found: Ablated, claims: Claims) -> str:
+def ablation_sentence(found: Ablated, whole: Compared) -> str:
     """The last step beside the first one: what each is, on how many nodes, and what it measured.
 
     `“as published” (gossip over mpi on 4 nodes) reached 60.8% accuracy, and “one node” (serial) 97.8%,
     +36.9 points (+19.1 to +54.8).`
     """
-    ablation, write, (_, whole) = found.ablation, found.quantity.write, found.compared(claims)
+    ablation, write = found.ablation, found.quantity.write
     verb, what = _MEASURED[ablation.measure]
     in_cluster_time = found.groups[0].first.clock == "cluster" and ablation.measure != "accuracy"
     first, *_, last = (

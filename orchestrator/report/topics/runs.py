@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import compared_data
 from orchestrator.report.formats import count, first_few, listed
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
@@ -15,12 +15,12 @@ from orchestrator.report.quantities.containers import ran_out_of_memory
 from orchestrator.report.quantities.learning import learned
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.power import MOST_SEEDS, PROBABLE
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 6  # per sentence; the tables list all
 
 
-def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def too_few_seeds(view: WorkloadView) -> Findings:
     """Configurations with fewer seeds than a claim of a difference needs."""
     few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
     if not few:
@@ -41,7 +41,7 @@ def _names(view: WorkloadView, groups: Sequence[Group]) -> list[str]:
     return [f"{view.name(group)} on {group.shape.label}" for group in groups]
 
 
-def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def not_learned(view: WorkloadView) -> Findings:
     """Runs whose accuracy is not above chance, or whose loss rose."""
     rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
     if rows:
@@ -56,7 +56,7 @@ def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def no_serial(view: WorkloadView) -> Findings:
     """Runs without a reference for a speedup."""
     for reason in (NO_SERIAL, UNEQUAL_NODES):
         rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
@@ -69,10 +69,9 @@ def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             )
 
 
-def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def other_seeds(view: WorkloadView) -> Findings:
     """Runs that are compared with serial runs of other seeds."""
-    based = [(row, row.baseline) for group in view.groups for row in group.ok_rows]
-    rows = [row for row, baseline in based if baseline and not baseline.same_seed]
+    rows = [row for group in view.groups for row in group.ok_rows if row.other_seeds]
     if rows:
         yield Finding(
             "other_seeds",
@@ -82,67 +81,27 @@ def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True)
-class Tally:
-    """How many comparisons of a report are decided.
-
-    equal: those within the tolerance. needed: the seeds that would probably decide each undecided one,
-    in order. hopeless: those that no number of seeds would probably decide; in_cluster_time: whether some
-    of these are of cluster times.
-    """
-
-    shown: int
-    likely: int
-    equal: int
-    undecided: int
-    needed: list[int]
-    hopeless: int
-    in_cluster_time: bool
-
-    @classmethod
-    def of(cls, claims: Claims) -> Tally:
-        undecided = [each for each in claims.all if each.verdict == "undecided"]
-        open_ = [each for each in undecided if not each.within_tolerance]
-        hopeless = [each for each in open_ if each.hopeless]
-        return cls(
-            sum(each.decided and each.level == "shown" for each in claims.all),
-            sum(each.decided and each.level == "likely" for each in claims.all),
-            len(undecided) - len(open_),
-            len(open_),
-            sorted(seeds for each in open_ if (seeds := each.seeds_to_decide)),
-            len(hopeless),
-            any(each.left.first.clock == "cluster" for each in hopeless),
-        )
-
-    @property
-    def beyond(self) -> int:
-        """Those that need more than MOST_SEEDS."""
-        return self.undecided - len(self.needed) - self.hopeless
-
-    @property
-    def half(self) -> tuple[int, int] | None:
-        """The seeds that would probably decide half of those that can be decided, and their number."""
-        if not self.needed:
-            return None
-        seeds = self.needed[(len(self.needed) - 1) // 2]
-        return seeds, sum(each <= seeds for each in self.needed)
-
-
-def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def undecided(comparison: Comparison) -> Findings:
     """How many comparisons are undecided, and how many seeds would probably decide them."""
-    tally = Tally.of(claims)
-    if not tally.undecided:
+    compared = (yield []).all
+    levels = Counter(each.level for each in compared if each.decided)
+    not_shown = [each for each in compared if each.verdict == "undecided"]
+    unknown = [each for each in not_shown if not each.within_tolerance]
+    if not unknown:
         return
-    decided = tally.shown + tally.likely
-    parts = [f"{tally.shown} shown", f"{tally.likely} likely"]
-    parts += [f"{tally.equal} equal within the tolerance"] if tally.equal else []
+    equal, shown, likely = len(not_shown) - len(unknown), levels["shown"], levels["likely"]
+    hopeless = [each for each in unknown if each.hopeless]
+    needed = sorted(seeds for each in unknown if (seeds := each.seeds_to_decide))
+    beyond = len(unknown) - len(needed) - len(hopeless)
+    parts = [f"{shown} shown", f"{likely} likely"]
+    parts += [f"{equal} equal within the tolerance"] if equal else []
     text = (
-        f"Of {count(tally.undecided + tally.equal + decided, 'comparison')}, {listed(parts)}, and "
-        f"{tally.undecided} undecided; findings.json has all of them."
+        f"Of {count(len(not_shown) + shown + likely, 'comparison')}, {listed(parts)}, and "
+        f"{len(unknown)} undecided; findings.json has all of them."
     )
-    if tally.half:
-        seeds, number = tally.half
-        which = "it" if tally.undecided == 1 else f"{number} of them"
+    if half := deciding_half(needed):
+        seeds, number = half
+        which = "it" if len(unknown) == 1 else f"{number} of them"
         text += f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}"
         if not comparison.unfinished:
             text += (
@@ -150,30 +109,42 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
                 "not repeated"
             )
         text += "."
-    if tally.hopeless:
+    if hopeless:
         kept = ["the differences between two sessions"]
-        kept += ["the error of cluster time"] if tally.in_cluster_time else []
+        if any(each.left.first.clock == "cluster" for each in hopeless):
+            kept.append("the error of cluster time")
         text += (
-            f" No number of seeds would decide {tally.hopeless} with a probability of {PROBABLE:.0%} or "
+            f" No number of seeds would decide {len(hopeless)} with a probability of {PROBABLE:.0%} or "
             f"more: seeds do not reduce {listed(kept, 'or')}."
         )
-    if tally.beyond:
-        text += f" {tally.beyond} would need more than {MOST_SEEDS} seeds each."
+    if beyond:
+        text += f" {beyond} would need more than {MOST_SEEDS} seeds each."
     data = {
-        "undecided": tally.undecided,
-        "decided": decided,
-        "shown": tally.shown,
-        "likely": tally.likely,
-        "within_tolerance": tally.equal,
-        "seeds": tally.needed,
-        "beyond": tally.beyond,
-        "hopeless": tally.hopeless,
-        "compared": compared_data(claims.all),
+        "undecided": len(unknown),
+        "decided": shown + likely,
+        "shown": shown,
+        "likely": likely,
+        "within_tolerance": equal,
+        "seeds": needed,
+        "beyond": beyond,
+        "hopeless": len(hopeless),
+        "compared": compared_data(compared),
     }
     yield Finding("undecided", text, (), data)
 
 
-def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def deciding_half(needed: Sequence[int]) -> tuple[int, int] | None:
+    """The seeds that would probably decide half of the comparisons that can be decided, and their number.
+
+    needed: what each needs, in order.
+    """
+    if not needed:
+        return None
+    seeds = needed[(len(needed) - 1) // 2]
+    return seeds, sum(each <= seeds for each in needed)
+
+
+def failed(comparison: Comparison) -> Findings:
     """Runs that failed or timed out, by cause."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.failed:
@@ -192,7 +163,7 @@ def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         yield Finding("failed", text, tuple(rest), {"status": None, "cause": None})
 
 
-def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def pending(comparison: Comparison) -> Findings:
     """Runs without a result."""
     missing, planned = len(comparison.pending), len(comparison.record.keys)
     if missing:
@@ -202,7 +173,7 @@ def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         yield Finding("pending", text, (), {"pending": missing, "planned": planned})
 
 
-def out_of_memory(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def out_of_memory(comparison: Comparison) -> Findings:
     """Runs that finished although the kernel killed processes in their containers."""
     rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
     if rows:

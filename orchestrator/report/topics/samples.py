@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import bits, count, percent
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.quantities import Q
@@ -19,12 +16,12 @@ from orchestrator.report.quantities.data_partition import (
     replica_ranks,
     representatives,
 )
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MANY_MAPS = 8  # of more maps, those of the compared number of nodes are drawn
 
 
-def unverified(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def unverified(comparison: Comparison) -> Findings:
     """Runs that did not train on the samples of the partition, or whose replicas differ."""
     for kind, rows, what in [
         (
@@ -75,13 +72,11 @@ def _skew(shown: Shown) -> str:
         if share == 1
         else f"With {least.partitioner_label}, {nodes} together saw {percent(share)} of the set in epoch 1"
     )
+    mean = f"{bits(divergence)} bits in the mean over nodes and seeds"
     if divergence < SKEWED_BITS:
-        return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
+        return f"{seen}; their labels are nearly those of the whole set: they differ by {mean}."
     skewed = "skewed most" if len({group.partitioner_label for group in groups}) > 1 else "skewed"
-    return (
-        f"{seen}; labels are {skewed} with {most.partitioner_label}, by {bits(divergence)} bits in the "
-        "mean over nodes and seeds."
-    )
+    return f"{seen}; labels are {skewed} with {most.partitioner_label}, by {mean}."
 
 
 TOPIC = Topic(

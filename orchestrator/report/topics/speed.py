@@ -8,14 +8,13 @@ from itertools import pairwise
 from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 4  # in one sentence
 TIMES = Scaling("time", Q.train_s, "{Clock} time", "{clock} time, s", cores_matter=True)
@@ -45,14 +44,14 @@ def timed_serial(view: WorkloadView, groups: Sequence[Group]) -> Group | None:
     return view.serial if view.serial and view.serial in timed([*groups, view.serial]) else None
 
 
-def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def fastest(view: WorkloadView) -> Findings:
     """The strategy with the shortest wall time, its accuracy and speedup, and those that may be as fast."""
     groups = timed(one_per_work(view.ranked_candidates))
     if not groups:
         return
-    ranking = claims.all_pairs(Q.train_s, groups)
     serial = timed_serial(view, groups)
-    against = claims.with_reference(Q.train_s, serial, groups) if serial else []
+    ranking, from_serial = yield [Ask.best(Q.train_s, groups), Ask.against(Q.train_s, serial, groups)]
+    against = from_serial.compared
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
     text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {time_and_accuracy(first)}"
@@ -115,14 +114,14 @@ def _speedup_interval(compared: Compared) -> tuple[float, float] | None:
     return 1 / high, 1 / low
 
 
-def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def slower_than_serial(view: WorkloadView) -> Findings:
     """The strategies that are slower than serial."""
     groups = timed(one_per_work(view.ranked_candidates))
     serial = timed_serial(view, groups)
     if not serial:
         return
-    against = claims.with_reference(Q.train_s, serial, groups)
-    slower = [each for each in against if each.right_is_better]
+    (against,) = yield [Ask.against(Q.train_s, serial, groups)]
+    slower = [each for each in against.compared if each.right_is_better]
     if not slower:
         return
     named = slower if len(slower) <= MAX_NAMED else [slower[0], slower[-1]]
@@ -131,7 +130,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"{exchange_share(each.left)} of it exchange)"
         for each in named
     ]
-    number = f"{len(slower)} of {count(len(against), 'configuration')}"
+    number = f"{len(slower)} of {count(len(against.compared), 'configuration')}"
     verb = "was" if len(slower) == 1 else "were"
     ends = listed(parts) if named is slower else f"from {' to '.join(parts)}"
     yield Finding(
@@ -143,7 +142,7 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             "serial_train_s": Q.train_s.mean_of(serial),
             "train_s": {view.name(each.left): each.values[0] for each in slower},
             "named": [view.name(each.left) for each in named],
-            "of": len(against),
+            "of": len(against.compared),
             "compared": compared_data(slower),
         },
     )
@@ -154,14 +153,15 @@ def exchange_share(group: Group) -> str:
     return percent(share.mean) if share else "an unknown share"
 
 
-def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def more_nodes(view: WorkloadView) -> Findings:
     """What more nodes gain: from the fewest to the most, and at which number a strategy stops to gain."""
     lines = list(by_line(view))
-    steps_of = [[(more, fewer) for fewer, more in pairwise(groups)] for groups in lines]
-    compared = claims.pairs(Q.train_s, [pair for steps in steps_of for pair in steps])
-    wholes = claims.pairs(Q.train_s, [(groups[-1], groups[0]) for groups in lines])
-    for groups, whole in zip(lines, wholes, strict=True):
-        steps = [each for each in compared if any(each.right is group for group in groups)]
+    *steps_of, wholes = yield [
+        *(Ask.of(Q.train_s, [(more, fewer) for fewer, more in pairwise(groups)]) for groups in lines),
+        Ask.of(Q.train_s, [(groups[-1], groups[0]) for groups in lines]),
+    ]
+    for groups, of_line, whole in zip(lines, steps_of, wholes.compared, strict=True):
+        steps = of_line.compared
         if any(each.verdict == "too_few_seeds" for each in steps):
             continue
         first = groups[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,14 +15,14 @@ from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import busy_s
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 
@@ -31,7 +31,7 @@ FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
 STAGE_TOKENS = {"stage 0": "compute", "stage 1": "communicate"}
 
 
-def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def split_point(view: WorkloadView) -> Findings:
     """The fastest, the slowest and the default of several split points of a two-stage model."""
     splits = two_stage_splits(view.groups)
     if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
@@ -45,7 +45,7 @@ def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if len(groups) < MIN_SPLIT_POINTS:
         return
     groups.sort(key=Q.step_s.mean_of)
-    ranking = claims.all_pairs(Q.step_s, groups)
+    (ranking,) = yield [Ask.best(Q.step_s, groups)]
     fastest, slowest = groups[0], groups[-1]
     best, worst = blocks[id(fastest)], blocks[id(slowest)]
     claimed = "was the fastest" if ranking.best is fastest else "had the shortest step"
@@ -71,7 +71,7 @@ def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "default": splits.default,
         "fastest": ranking.best is fastest,
         "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
-        "compared": compared_data(ranking.comparisons),
+        "compared": compared_data(ranking.compared),
     }
     yield Finding("split_point", text, evidence(shown), data)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import ceil
 from textwrap import wrap
 from typing import Any
@@ -15,14 +15,14 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, percent, points, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 4
 MIN_SHARE = 0.05  # of the wall time that is waited for a rank; a smaller one is not shown
@@ -35,16 +35,13 @@ ROW = 26  # pixels of a numbered row
 GAP = 50  # pixels between panels
 
 
-def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def straggler(view: WorkloadView) -> Findings:
     """The rank that the others waited for, if it is claimed to cause more than an even share of it."""
     known = [(slow, group) for group in view.reference_candidates if (slow := _straggler(group))]
     measured = {group.first.key: slow for slow, group in known}
-    compared = claims.with_zero(
-        _excess(known),
-        [group for _, group in known],
-        chosen_from=max((slow.ranks for slow, _ in known), default=1),
-    )
-    found = [(measured[each.left.first.key], each) for each in compared if each.verdict == "more"]
+    most = max((slow.ranks for slow, _ in known), default=1)
+    (answer,) = yield [Ask(_excess(known), [(group, group) for _, group in known], chosen_from=most)]
+    found = [(measured[each.left.first.key], each) for each in answer.compared if each.verdict == "more"]
     found = [(slow, each) for slow, each in found if _notable(slow)]
     found.sort(key=lambda item: -item[0].share_of_time)
     for slow, each in found[:MAX_NAMED]:
@@ -92,22 +89,28 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
     )
 
 
-def slow_nodes(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def slow_nodes(comparison: Comparison) -> Findings:
     """The cost of nodes that are slower than the others, compared with the same run on equal nodes."""
     equal = {
         group.first.configuration("node_speed"): group
         for group in comparison.groups
         if not group.shape.slower_nodes
     }
-    for view in map(comparison.view, comparison.workloads):
-        if not view.workload.slower_speeds:
-            continue
-        pairs = [
-            (group, other)
-            for group in view.reference_candidates
-            if (other := equal.get(group.first.configuration("node_speed"))) and _same_waiting(group, other)
-        ]
-        for compared in claims.pairs(Q.train_s, pairs):
+    slower = [view for view in map(comparison.view, comparison.workloads) if view.workload.slower_speeds]
+    answers = yield [
+        Ask.of(
+            Q.train_s,
+            [
+                (group, other)
+                for group in view.reference_candidates
+                if (other := equal.get(group.first.configuration("node_speed")))
+                and _same_waiting(group, other)
+            ],
+        )
+        for view in slower
+    ]
+    for view, answer in zip(slower, answers, strict=True):
+        for compared in answer.compared:
             group = compared.left
             yield Finding(
                 "slow_node",
@@ -136,9 +139,9 @@ def _same_waiting(group: Group, other: Group) -> bool:
     return group.transport != "mpi" or group.first.run.oversubscribed == other.first.run.oversubscribed
 
 
-def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def no_common_clock(comparison: Comparison) -> Findings:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
-    rows = [row for row in comparison.rows if row.ok and not row.wall.result.runtime_info.one_clock]
+    rows = [row for row in comparison.rows if row.ok and not row.wall_result.runtime_info.one_clock]
     if rows:
         text = (
             f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "

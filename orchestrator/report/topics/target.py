@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lines import Scaling, lines_over_nodes
 from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, first_few, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch, seeds_at_target
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 6  # in one sentence
 
@@ -24,13 +24,13 @@ MAX_NAMED = 6  # in one sentence
 MOST_NOTES = 6  # lines under the title
 
 
-def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def target_first(view: WorkloadView) -> Findings:
     """The shortest wall time to the target, among the configurations that reach it with every seed."""
     groups = sorted(filter(_timed, _with_target(view)), key=Q.time_to_target_s.mean_of)
     if not groups:
         return
     first, *others = groups
-    ranking = claims.all_pairs(Q.time_to_target_s, groups)
+    (ranking,) = yield [Ask.best(Q.time_to_target_s, groups)]
     text = (
         f"{view.name_on(first)} reached {_target(view)} test accuracy after "
         f"{seconds(Q.time_to_target_s.mean_of(first))} of {view.clock} time{_epochs(first)}"
@@ -41,7 +41,7 @@ def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "time_to_target_s": {view.name_on(group): Q.time_to_target_s.mean_of(group) for group in groups},
         "shortest": view.name_on(first),
         "first": view.name_on(first) if ranking.best is first else None,
-        "compared": compared_data(ranking.comparisons),
+        "compared": compared_data(ranking.compared),
     }
     named = [first]
     for group in [*others[:1], *(group for group in others[1:] if group.serial)]:
@@ -53,7 +53,7 @@ def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding("target_first", text, evidence(named), data)
 
 
-def target_some_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def target_some_seeds(view: WorkloadView) -> Findings:
     """The configurations that reached the target with some seeds only."""
     some = [
         group for group in _with_target(view) if 0 < seeds_at_target(group)[0] < seeds_at_target(group)[1]
@@ -70,7 +70,7 @@ def target_some_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
-def target_never(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+def target_never(view: WorkloadView) -> Findings:
     """The configurations that did not reach the target with any seed."""
     never = [group for group in _with_target(view) if not seeds_at_target(group)[0]]
     if never:

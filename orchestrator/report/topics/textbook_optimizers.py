@@ -14,14 +14,14 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT
 from orchestrator.report.figures.theme import SERIES_COLOURS, colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, seconds
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
-from orchestrator.report.topics.topic import Topic
+from orchestrator.report.topics.topic import Findings, Topic
 from trainer.spec.registries import REGISTRIES
 
 TOLERANCE = 1e-3  # of the highest loss; rounding of float32 over some hundred steps stays below
@@ -98,12 +98,15 @@ def _key(group: Group, optimizer_name: str = "") -> str:
     return json.dumps([row.configuration("optimizer"), optimizer], sort_keys=True)
 
 
-def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+def compared_curves(comparison: Comparison) -> Findings:
     """Whether the textbook optimizer has the library's loss curve, and how much longer it takes."""
-    for pair in optimizer_pairs(comparison):
-        difference = pair.max_difference
-        if difference is None:
-            continue
+    found = [
+        (pair, difference)
+        for pair in optimizer_pairs(comparison)
+        if (difference := pair.max_difference) is not None
+    ]
+    answers = yield [Ask.of(Q.train_s, [(pair.textbook, pair.library)]) for pair, _ in found]
+    for (pair, difference), answer in zip(found, answers, strict=True):
         textbook, library = pair.names
         run, group = pair.textbook.first.run, pair.textbook
         where = "" if group.serial else f", {group.name} on {group.shape.label},"
@@ -116,7 +119,7 @@ def compared_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]
             f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
-        for times in claims.pairs(Q.train_s, [(pair.textbook, pair.library)]):
+        for times in answer.compared:
             text += (
                 f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
                 f"{times.written}."

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Ask, Claims
 from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.labels import Workload
 
-Rule = Callable[[WorkloadView, Claims], Iterator[Finding]]
-SweepRule = Callable[[Comparison, Claims], Iterator[Finding]]
+# A rule first yields what it asks, if it asks anything, and is sent the answers. Then it yields findings.
+Findings = Generator[Sequence[Ask] | Finding, Claims, None]
+Rule = Callable[[WorkloadView], Findings]
+SweepRule = Callable[[Comparison], Findings]
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,32 @@ class Topic:
     rules_with_faults: Sequence[Rule] = ()
     sweep_rules: Sequence[SweepRule] = ()
     figures: Sequence[FigureKind] = ()
+
+
+class Started:
+    """A rule that has asked.
+
+    A rule asks once, and before its findings: what is compared cannot depend on what is decided.
+    """
+
+    def __init__(self, rule: Findings, workload: Workload | None = None) -> None:
+        """workload: that of its findings, if they do not say it."""
+        self._rule, self._workload = rule, workload
+        self._first = next(rule, None)
+
+    @property
+    def asks(self) -> Sequence[Ask]:
+        return () if self._first is None or isinstance(self._first, Finding) else self._first
+
+    def findings(self, claims: Claims) -> list[Finding]:
+        """Its findings, once. Raises TypeError if it asks again."""
+        said: list[Sequence[Ask] | Finding] = [self._first] if isinstance(self._first, Finding) else []
+        if not said:
+            with suppress(StopIteration):
+                said.append(self._rule.send(replace(claims, asks=self.asks)))
+        found = []
+        for each in [*said, *self._rule]:
+            if not isinstance(each, Finding):
+                raise TypeError("a rule asks once, and before its findings")
+            found.append(replace(each, workload=each.workload or self._workload))
+        return found

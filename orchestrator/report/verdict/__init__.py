@@ -5,7 +5,7 @@ It compares nothing itself: what it calls decided was decided by the claims of t
 
 from __future__ import annotations
 
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.verdict.base import Evidence, Option, Verdict

@@ -6,22 +6,19 @@ from collections.abc import Sequence
 
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, listed, percent
-from orchestrator.report.metrics.clock import clock_error
-from orchestrator.report.metrics.fairness import compared_groups, differences
+from orchestrator.report.metrics.fairness import compared_groups
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
-from orchestrator.report.topics.clock import drift_of, speedup_limit, unchecked_ranks
-from orchestrator.report.topics.conditions import differing_conditions
-from orchestrator.report.topics.runs import Tally
+from orchestrator.report.statistics.drift import Drift
+from orchestrator.report.topics.runs import deciding_half
 from orchestrator.report.verdict.base import Evidence
 
 MOST_NAMED = 3
 
 
-def evidence(comparison: Comparison, findings: Sequence[Finding], claims: Claims) -> list[Evidence]:
+def evidence(comparison: Comparison, findings: Sequence[Finding]) -> list[Evidence]:
     """One line for each topic on which the sweep has something to say. Its anchor is that of a finding."""
     kinds = _Kinds(findings)
     views = [comparison.view(workload) for workload in comparison.workloads]
@@ -29,12 +26,12 @@ def evidence(comparison: Comparison, findings: Sequence[Finding], claims: Claims
         _samples(comparison, kinds),
         _conditions(views, kinds),
         _clock(comparison, views, kinds),
-        _seeds(comparison, kinds, Tally.of(claims)),
+        _seeds(comparison, kinds),
         _failures(comparison, kinds),
-        _drift(views, kinds),
+        _drift(kinds),
         _learning(comparison, kinds),
-        _serial(comparison, kinds),
-        _machines(comparison, kinds),
+        _serial(kinds),
+        _machines(kinds),
     ]
     return [line for line in found if line]
 
@@ -47,16 +44,16 @@ class _Kinds:
         for finding in findings:
             self._by_kind.setdefault(finding.kind, []).append(finding)
 
-    def of(self, kind: str) -> list[Finding]:
-        return self._by_kind.get(kind, [])
+    def of(self, *kinds: str) -> list[Finding]:
+        return [finding for kind in kinds for finding in self._by_kind.get(kind, [])]
 
     def anchor(self, *kinds: str) -> str:
         """The anchor of the first of these kinds that was found."""
-        return next((found[0].anchor for kind in kinds if (found := self.of(kind))), "")
+        return next((finding.anchor for finding in self.of(*kinds)), "")
 
     def runs(self, *kinds: str) -> int:
         """How many runs findings of these kinds are about."""
-        return len({row.key for kind in kinds for finding in self.of(kind) for row in finding.rows})
+        return len({row.key for finding in self.of(*kinds) for row in finding.rows})
 
 
 def _samples(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
@@ -74,8 +71,8 @@ def _samples(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 def _conditions(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
     if not views:
         return None
-    unequal = [each for view in views for each in differences(view)]
-    names, parts = list(dict.fromkeys(each.condition for each in unequal)), []
+    unequal = [finding.data["differences"] for finding in kinds.of("conditions_unequal")]
+    names, parts = list(dict.fromkeys(name for each in unequal for name in each)), []
     if names:
         verb = "differs" if len(names) == 1 else "differ"
         parts.append(f"{count(len(names), 'condition')} {verb}: {first_few(names, MOST_NAMED)}")
@@ -96,33 +93,31 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
         return Evidence("Clock", "not applicable: no run has finished", ok=None) if views else None
     parts, ok = [], True
     if "cluster" in clocks:
-        rows_of = [
-            [row for group in view.groups for row in group.ok_rows]
-            for view in views
-            if view.clock == "cluster" and not view.workload.faults
-        ]
-        errors = [(error, rows) for rows in rows_of if (error := clock_error(rows))]
-        unknown = len(errors) < len(rows_of)
+        found = kinds.of("cluster_time", "cluster_time_uncalibrated")
+        known = [finding for finding in found if "worst_error" in finding.data]
+        unknown = len(known) < len(found)
         ok = not kinds.of("cluster_time_uncalibrated")
-        if errors:
-            worst, _ = max(errors, key=lambda each: each[0].worst)
-            runs = count(len(worst.rows), "run")
-            real = any(row.is_virtual for row in worst.rows)
+        if known:
+            worst = max((finding.data for finding in known), key=lambda data: data["worst_error"])
+            real = "clocks" in worst
+            median, most = (percent(worst[f"{which}_error"]) for which in ("median", "worst"))
+            true = "that of real nodes" if real else "wall time"
             parts.append(
-                f"cluster time, off {'that of real nodes' if real else 'wall time'} by "
-                f"{percent(worst.median)} in the median and {percent(worst.worst)} at most in {runs}"
-                + ("" if real else " with a core for each rank")
+                f"cluster time, off {true} by {median} in the median and {most} at most in "
+                f"{count(worst['checked'], 'run')}{'' if real else ' with a core for each rank'}"
             )
-        several = sum(row.is_virtual and row.run.world_size > 1 for _, rows in errors for row in rows)
-        if several and (
-            lacking := several - sum(bool(row.real) for error, _ in errors for row in error.rows)
+        # A finding that is the same for several workloads has the runs of all.
+        if lacking := sum(
+            each.data["of"] * len(each.rows) // each.data["checked"] - len(each.rows)
+            for each in known
+            if "clocks" in each.data
         ):
             parts.append(f"{count(lacking, 'other run')} could not be checked")
         virtual = any(row.is_virtual for row in comparison.rows)
         sampled = any(row.is_sampled for row in comparison.rows)
         if virtual and (sampled or unknown):
             parts.append(f"cluster time of virtual nodes{' that train nothing' if sampled else ''}")
-        if unchecked := sorted({ranks for _, rows in errors for ranks in unchecked_ranks(rows)}):
+        if unchecked := sorted({of for each in known for of in each.data.get("unchecked_ranks", ())}):
             ok = False
             parts.append(
                 f"runs of {listed([str(ranks) for ranks in unchecked])} ranks could not be checked"
@@ -130,9 +125,9 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
         if not virtual and not any(workload.link for workload in comparison.workloads):
             parts.append(f"exchanges over {OWN_LINKS}")
         if unknown:
-            parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))
+            parts.append("the error of cluster time is unknown" + (" elsewhere" if known else ""))
     if "wall" in clocks:
-        limits = [limit for view in views if (limit := speedup_limit(view)) is not None]
+        limits = [finding.data["limit"] for finding in kinds.of("shared_cores")]
         wall = "wall time" if not parts else "elsewhere wall time"
         if limits:
             parts.append(f"{wall} on shared cores, where no speedup can exceed {min(limits):.3g}")
@@ -156,7 +151,7 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
     return Evidence("Clock", "; ".join(parts), ok, anchor)
 
 
-def _seeds(comparison: Comparison, kinds: _Kinds, tally: Tally) -> Evidence | None:
+def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     seeds = [len(group.ok_rows) for group in comparison.groups if group.first.trains and group.ok]
     if not seeds:
         return None
@@ -168,13 +163,12 @@ def _seeds(comparison: Comparison, kinds: _Kinds, tally: Tally) -> Evidence | No
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
     enough = (high if stages else low) >= MIN_SEEDS and not (stages and stages.out_of_budget)
-    if tally.undecided:
-        enough = enough and tally.undecided <= tally.shown + tally.likely
-        parts.append(
-            f"{count(tally.shown, 'difference')} shown, {tally.likely} likely, {tally.undecided} undecided"
-        )
-    if tally.half:
-        parts.append("{} seeds would probably decide {} of those".format(*tally.half))
+    for data in [finding.data for finding in kinds.of("undecided")]:
+        shown, likely, undecided = data["shown"], data["likely"], data["undecided"]
+        enough = enough and undecided <= shown + likely
+        parts.append(f"{count(shown, 'difference')} shown, {likely} likely, {undecided} undecided")
+        if half := deciding_half(data["seeds"]):
+            parts.append("{} seeds would probably decide {} of those".format(*half))
     return Evidence("Seeds", "; ".join(parts), enough, kinds.anchor("undecided", "too_few_seeds"))
 
 
@@ -193,8 +187,8 @@ def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     )
 
 
-def _drift(views: Sequence[WorkloadView], kinds: _Kinds) -> Evidence | None:
-    found = [drift for view in views if (drift := drift_of(view))]
+def _drift(kinds: _Kinds) -> Evidence | None:
+    found = [Drift(each.data["factor"], *each.data["interval"]) for each in kinds.of("drift", "no_drift")]
     if not found:
         return None
     changed = [drift for drift in found if drift.shown]
@@ -216,17 +210,14 @@ def _learning(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     if not kinds.of("not_learned"):
         return Evidence("Learning", "every model learned", ok=True)
-    rows = {row.key: row for finding in kinds.of("not_learned") for row in finding.rows}.values()
+    rows = [row for finding in kinds.of("not_learned") for row in finding.rows]
     names = list(dict.fromkeys(row.strategy_label for row in rows))
-    return Evidence(
-        "Learning",
-        f"the final model of {count(len(rows), 'run')} has not learned: {first_few(names, MOST_NAMED)}",
-        False,
-        kinds.anchor("not_learned"),
-    )
+    runs = count(kinds.runs("not_learned"), "run")
+    text = f"the final model of {runs} has not learned: {first_few(names, MOST_NAMED)}"
+    return Evidence("Learning", text, False, kinds.anchor("not_learned"))
 
 
-def _serial(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
+def _serial(kinds: _Kinds) -> Evidence | None:
     missing, other = kinds.runs("no_serial"), kinds.runs("other_seeds")
     parts = [f"{count(missing, 'run')} without a serial run to compare with"] if missing else []
     parts += [f"{count(other, 'run')} compared with serial runs of other seeds"] if other else []
@@ -235,8 +226,8 @@ def _serial(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     return Evidence("Serial", "; ".join(parts), False, kinds.anchor("no_serial", "other_seeds"))
 
 
-def _machines(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    names = [*differing_conditions(comparison)]
+def _machines(kinds: _Kinds) -> Evidence | None:
+    names = [finding.data["condition"] for finding in kinds.of("conditions_differ")]
     parts = [f"runs differ in {first_few(names, MOST_NAMED)}"] if names else []
     if number := kinds.runs("out_of_memory"):
         parts.append(f"{count(number, 'run')} lost processes for lack of memory")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Claims, Compared
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
 from orchestrator.report.metrics.published import PublishedLine, name_of_runs, overrides, published_lines
 from orchestrator.report.model.comparison import Comparison
@@ -85,6 +84,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
         return None
     complete = [each for each in ablated(comparison) if not each.lacking]
     largest = max(complete, key=lambda each: each.nodes, default=None)  # the first of equals
+    compared = claims.answer(largest.ask).compared if largest else []
     lines = [line for line in published_lines(comparison) if line.measured]
     known = [found for line in lines if (found := _beside(comparison, line))]
     groups = [line.measured for line in lines if line.measured]
@@ -95,8 +95,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     elif (ratios := _ratios(lines)) and not overrides(comparison):
         headline, decided = ratios, False
     elif largest:
-        headline = ablation_sentence(largest, claims)
-        decided = largest.compared(claims)[1].decided
+        headline, decided = ablation_sentence(largest, compared[-1]), compared[-1].decided
     else:
         return None
     view = comparison.view(workload)
@@ -104,7 +103,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
         option(view, group, claims, difference=measured_difference(view.serial, group))
         for group in _distinct(groups)[:MOST]
     )
-    return Verdict(workload, headline, _causes(largest, claims), decided, options)
+    return Verdict(workload, headline, _causes(largest, compared), decided, options)
 
 
 def _beside(comparison: Comparison, line: PublishedLine) -> _Reproduced | None:
@@ -157,11 +156,11 @@ def _ratio(figure: _Ratio, lines: Sequence[PublishedLine]) -> str:
     return figure.sentence.format(ratio(least) if len(known) == 1 else between)
 
 
-def _causes(found: Ablated | None, claims: Claims) -> str:
+def _causes(found: Ablated | None, compared: Sequence[Compared]) -> str:
     """What the changes of an ablation do, as a sentence: those that matter, and how many do not."""
     if found is None:
         return "No ablation explains it."
-    nodes, (differences, _) = count(found.nodes, "node"), found.compared(claims)
+    nodes, differences = count(found.nodes, "node"), compared[: len(found.fixes)]
     changes = list(zip(found.fixes, differences, strict=True))
     if any(each.verdict == "too_few_seeds" for each in differences):
         effects = listed([_effect(fixes, each) for fixes, each in changes])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.formats import (
     ABSENT,
     count,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.compared import Compared
+from orchestrator.report.findings.decide import Claims, Compared
 from orchestrator.report.formats import percent, ratio
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.execution.order import execution_order
 from orchestrator.execution.until_decided import results_until_decided
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.verdict import verdicts
 from orchestrator.report.verdict.evidence import evidence
 from orchestrator.report.verdict.standing import standing
@@ -189,5 +189,5 @@ def test_the_report_says_whether_the_budget_left_the_choice_undecided() -> None:
         comparison = a_race(seeds, ended=ended, out_of_budget=True)
         (verdict,) = verdicts(comparison, Claims())
         assert ("stopped for its budget" in verdict.certainty) is undecided
-        (line,) = [line for line in evidence(comparison, [], Claims()) if line.topic == "Seeds"]
+        (line,) = [line for line in evidence(comparison, []) if line.topic == "Seeds"]
         assert (ended in line.text, line.ok) == (True, False)

@@ -3,6 +3,7 @@ what waiting is divided by, what faults cost, which curves are pairs, over which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from orchestrator.report import formats
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.decide import Ask, Claims
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
@@ -21,6 +23,7 @@ from orchestrator.report.render.line_columns import FAULTS
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
+from orchestrator.report.topics.topic import Findings, Started
 from orchestrator.results.records import InjectedFault, LinkResult, RunResult
 from orchestrator.sweeps.tolerance import Tolerances
 from tests.unit.report_support import (
@@ -523,3 +526,18 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
 def test_the_first_sentence_of_a_finding_ends_at_no_decimal_point() -> None:
     for more in ("", " More."):
         assert Finding("fastest", f"It took 1.5 s.{more}").first_sentence == "It took 1.5 s."
+
+
+def test_a_rule_asks_once_and_before_its_findings() -> None:
+    """What is compared cannot depend on what is decided."""
+    said, told = Finding("failed", "It failed."), list[Claims]()
+
+    def rule(*steps: Sequence[Ask] | Finding) -> Findings:
+        for step in steps:
+            told.append((yield step))
+
+    for steps in ((), ([],), (said, said), ([], said)):
+        assert Started(rule(*steps)).findings(Claims()) == [step for step in steps if step]
+    for steps in (([], []), (said, []), ([], said, [])):
+        with pytest.raises(TypeError):
+            Started(rule(*steps)).findings(Claims())

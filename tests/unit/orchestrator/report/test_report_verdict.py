@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.report.findings.claims import Claims
+from orchestrator.report.findings.decide import Claims
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.statistics.chances import Tolerance
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
@@ -236,9 +236,8 @@ SOUND = [
 def lines(*results: RunResult, **fields: Any) -> dict[str, Evidence]:
     """The lines by topic. What limits conclusions has the anchor of a finding."""
     comparison = a_comparison(*results, **fields)
-    claims = asked_by(comparison).decided()
-    findings = find(comparison, claims)
-    found = evidence(comparison, findings, claims)
+    findings = find(comparison)
+    found = evidence(comparison, findings)
     assert {line.anchor for line in found if line.ok is False} <= {finding.anchor for finding in findings}
     return {line.topic: line for line in found}
 

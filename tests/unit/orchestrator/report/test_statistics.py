@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from orchestrator.report.findings.claims import Claims
-from orchestrator.report.findings.decide import FALSE_SHOWN
+from orchestrator.report.findings.decide import FALSE_SHOWN, Ask, decide
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance, draw_means, for_accuracy, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
@@ -294,9 +293,7 @@ def test_bounds_of_a_difference_lead_to_accuracies_that_are_possible_from_the_re
         *repeated("ddp", around(0.5, 0.002), "accuracy", nodes=2),
     ]
     left, right = a_comparison(*map(on_360_images, runs)).groups
-    claims = Claims()
-    claims.pairs(Q.accuracy, [(left, right)])
-    (found,) = claims.decided().pairs(Q.accuracy, [(left, right)])
+    (found,) = decide([Ask.of(Q.accuracy, [(left, right)])], {}, Tolerance()).all
     reference = Q.accuracy.interval(right)
     assert found.decision is not None
     assert reference is not None
@@ -309,15 +306,14 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
         *repeated("all_reduce", around(0.9, 0.01), "accuracy", nodes=2),
         *repeated("gossip", around(0.8, 0.01), "accuracy", nodes=2),
     ).groups
-    claims = Claims()
-    claims.all_pairs(Q.accuracy, groups)
-    ranking = claims.decided().all_pairs(Q.accuracy, groups)
+    best, pairs = Ask.best(Q.accuracy, groups), Ask.of(Q.accuracy, [(groups[0], groups[1])], of_sweep=True)
+    claims = decide([best], {}, Tolerance())
+    ranking = claims.answer(best)
     assert (ranking.best, ranking.worst) == (groups[0], groups[1])
-    assert [each.level for each in ranking.comparisons] == ["likely"]
+    assert [each.level for each in ranking.compared] == ["likely"]
     with pytest.raises(KeyError):
-        claims.decided().pairs(Q.train_s, [*combinations(groups, 2)])
-    claims.asked_by_sweep(Q.accuracy, [(groups[0], groups[1])])
-    (asked,) = claims.decided().all
+        claims.answer(Ask.among(Q.train_s, groups))
+    (asked,) = decide([best, pairs], {}, Tolerance()).all
     assert asked.level == "shown"
     assert asked.decision is not None
     assert asked.decision.level == pytest.approx(FALSE_SHOWN / 2)
