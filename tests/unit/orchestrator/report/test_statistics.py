@@ -23,7 +23,7 @@ from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
-from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
+from orchestrator.report.statistics.moderated import PRIOR_DOF, Estimate, equal_variances, moderated
 from orchestrator.report.statistics.power import decided_with
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
 from tests.unit.report_support import a_comparison, around, on_360_images, repeated
@@ -78,16 +78,14 @@ def prior_of(own: np.ndarray, dofs: np.ndarray) -> tuple[float, float]:
     """Smyth's prior of variances, by a search over a grid."""
     own, dofs = own[own > 0], dofs[own > 0]
     logs = np.log(own) - special.psi(dofs / 2) + np.log(dofs / 2)
-    if len(own) < MIN_FITTED:
-        return float(np.exp(logs.mean())), PRIOR_DOF
     grid = np.linspace(0.5, PRIOR_DOF, 20_000)
     left = np.var(logs, ddof=1) - special.polygamma(1, dofs / 2).mean()
     return float(np.exp(logs.mean())), float(grid[np.abs(special.polygamma(1, grid / 2) - left).argmin()])
 
 
-@pytest.mark.parametrize("resolution", [0.0, 0.4])
-@pytest.mark.parametrize("largest", [1, 5, 1e4])
-@pytest.mark.parametrize("count", [2, MIN_FITTED - 1, MIN_FITTED, 12])
+@pytest.mark.parametrize("resolution", [0.0, 1.5])
+@pytest.mark.parametrize("largest", [1, 2])
+@pytest.mark.parametrize("count", [3, 7, 12])
 def test_variances_are_shrunk_to_that_of_all_configurations(
     count: int, largest: float, resolution: float
 ) -> None:
@@ -108,6 +106,32 @@ def test_variances_are_shrunk_to_that_of_all_configurations(
     assert [each.squared_error for each in found] == pytest.approx(
         [each.variance / len(sample) for each, sample in zip(found, samples, strict=True)]
     )
+
+
+def test_variances_of_which_one_is_much_larger_stay_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    samples = [dict(enumerate(scale * rng.standard_normal(5))) for scale in (1, 1, 1, 30)]
+    found = moderated(samples)
+    assert [each.variance for each in found] == pytest.approx(
+        [statistics.variance(sample.values()) for sample in samples]
+    )
+    assert [each.dof for each in found] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("dofs", "largest"), [((4,) * 5, 25.2), ((10,) * 3, 4.85), ((4, 4), 9.60), ((60,) * 12, 2.36)]
+)
+def test_the_probability_of_a_largest_ratio_is_that_of_hartleys_table(
+    dofs: tuple[int, ...], largest: float
+) -> None:
+    assert equal_variances([largest, *[1.0] * (len(dofs) - 1)], dofs) == pytest.approx(0.05, abs=0.003)
+
+
+def test_the_probability_of_a_largest_ratio_holds_for_unequal_degrees_of_freedom() -> None:
+    dofs = np.array([2, 4, 7])
+    drawn = np.random.default_rng(0).chisquare(dofs, (50_000, 3)) / dofs
+    largest = float(np.quantile(drawn.max(axis=1) / drawn.min(axis=1), 0.95))
+    assert equal_variances([1.0, 1.0, largest], [*dofs]) == pytest.approx(0.05, abs=0.005)
 
 
 # Differences
