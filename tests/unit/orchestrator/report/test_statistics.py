@@ -18,7 +18,7 @@ from scipy import special, stats
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
 from orchestrator.report.quantities import Q
-from orchestrator.report.statistics.chances import Tolerance, draw_means, for_accuracy, for_speed
+from orchestrator.report.statistics.chances import Tolerance, against_rivals, draw_means, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
@@ -289,14 +289,14 @@ def test_a_drift_is_the_slope_of_a_regression_within_configurations() -> None:
 def test_the_right_choice_is_the_fastest_of_those_that_are_accurate() -> None:
     """Draws of three: the second is fastest but loses accuracy in one draw of two."""
     times = np.log([[2.0, 1.0, 2.05], [2.0, 1.0, 2.05]])
-    accuracies = np.array([[0.9, 0.9, 0.9], [0.9, 0.8, 0.895]])
+    accuracies = [np.array([[0.9, 0.9, 0.9], [0.9, 0.8, 0.895]])] * 3
     tolerance = Tolerance(accuracy=0.01, time=0.05)
     found = for_speed(times, accuracies, tolerance)
     assert [each.probability for each in found] == [0.5, 0.5, 0.5]
     # Twice as long as the fast one, if that is accurate.
     assert found[0].longer == pytest.approx(1.0, abs=0.1)
     assert found[1].loses == pytest.approx(0.1, abs=0.01)
-    assert for_accuracy(accuracies, tolerance) == [1.0, 0.5, 1.0]
+    assert [each.accurate for each in found] == [1.0, 0.5, 1.0]
 
 
 def test_draws_have_the_means_and_the_errors_of_their_estimates() -> None:
@@ -307,6 +307,32 @@ def test_draws_have_the_means_and_the_errors_of_their_estimates() -> None:
     variances = [each.squared_error * each.dof / (each.dof - 2) + each.between for each in found]
     assert draws.var(axis=0) == pytest.approx(variances, rel=0.1)
     assert np.corrcoef(draws.T)[0, 1] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("differ", [0.1, 0.2])
+def test_rivals_are_shrunk_towards_their_mean_by_what_their_errors_explain(differ: float) -> None:
+    """By quadrature. What is far from the largest stays as measured, and so do all for the largest."""
+    rivals, error = differ * np.array([-0.8, 0.4, 1.0]), 0.1
+    found = [estimate(each, seeds=100) for each in (-0.1, *rivals, -9.0)]
+    rng = np.random.default_rng(4)
+    draws = draw_means(found, rng)
+    held = against_rivals(found, draws, 0, rng)
+    assert (held[:, [0, 4]] == draws[:, [0, 4]]).all()
+    assert (against_rivals(found, draws, 3, rng) == draws).all()
+
+    deviations = np.linspace(0, 3 * max(error, 1.8 * differ), 2000)[:, None]
+    variances = deviations**2 + error**2
+    logs = stats.norm.logpdf(rivals, rivals.mean(), np.sqrt(variances)).sum(axis=1, keepdims=True)
+    weights = np.exp(logs) * np.sqrt(variances)
+    kept = float((weights * deviations**2 / variances).sum() / weights.sum())
+    expected = kept * rivals + (1 - kept) * rivals.mean()
+    assert held[:, 1:4].mean(axis=0) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_single_rival_is_as_it_was_measured() -> None:
+    found, rng = [estimate(0.0), estimate(0.1)], np.random.default_rng(5)
+    draws = draw_means(found, rng)
+    assert all((against_rivals(found, draws, own, rng) == draws).all() for own in (0, 1))
 
 
 # Comparisons
