@@ -187,7 +187,8 @@ class _Draws:
 
     def __init__(self, view: WorkloadView, groups: Sequence[Group]) -> None:
         self._groups = groups
-        self._errors = {view.workload: error_of_difference(view)}
+        workloads = view.workload, view.workload.without_links
+        self._errors = dict.fromkeys(workloads, error_of_difference(view))
         self._measured = max(len(group.ok_rows) for group in groups) < _least_seeds(view)
         self._seed = crc32(groups[0].first.key.encode())
         self._rng = np.random.default_rng(self._seed)

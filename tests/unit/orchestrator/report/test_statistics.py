@@ -17,16 +17,20 @@ from scipy import special, stats
 
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.findings.decide import FALSE_SHOWN
+from orchestrator.report.findings.speedups import time_interval
+from orchestrator.report.metrics.clock import MAX_ERROR
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance, against_rivals, draw_means, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
-from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
+from orchestrator.report.statistics.intervals import accuracy_interval
 from orchestrator.report.statistics.moderated import PRIOR_DOF, Estimate, equal_variances, moderated
 from orchestrator.report.statistics.power import decided_with
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
-from tests.unit.report_support import a_comparison, around, on_360_images, repeated
+from orchestrator.report.topics import asked_by
+from tests.unit.report_support import a_comparison, around, in_cluster_time, on_360_images, repeated
 
 LEVEL = 0.05
 FEW = settings(max_examples=40, deadline=None)
@@ -46,14 +50,20 @@ def of_p(p: float) -> Contrast:
 # Intervals
 
 
-@FEW
-@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=8))
-def test_the_interval_of_a_ratio_is_students_of_the_logarithms(values: list[float]) -> None:
-    logs = np.log(values)
-    half = stats.t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / sqrt(len(logs))
-    interval = ratio_interval(values)
-    assert interval == pytest.approx((np.exp(logs.mean() - half), np.exp(logs.mean() + half)))
-    assert ratio_interval(values[:2]) is None
+@pytest.mark.parametrize("clock", ["wall", "cluster"])
+def test_the_interval_of_a_time_has_the_errors_that_seeds_do_not_show(clock: str) -> None:
+    """Those of sessions and of cluster time, of which a difference of two times has both."""
+    runs = [*repeated("serial", [8.0] * 3, cores=2), *repeated("ddp", [4.0] * 3, nodes=4, cores=2)]
+    clusters = [in_cluster_time(run, run.train_s or 0.0) for run in runs] if clock == "cluster" else []
+    comparison = a_comparison(*runs, clusters=clusters)
+    of_clock = MAX_ERROR if clock == "cluster" else 0.0
+    half = stats.norm.ppf(0.975) * np.hypot(BETWEEN_SESSIONS, of_clock / sqrt(2))
+    for group in comparison.groups:
+        found = time_interval(Q.train_s, group, asked_by(comparison))
+        mean = Q.train_s.mean_of(group)
+        assert found == pytest.approx((mean * np.exp(-half), mean * np.exp(half)), rel=1e-4)
+    (short, *_) = a_comparison(*repeated("serial", [8.0] * 2)).groups
+    assert time_interval(Q.train_s, short, asked_by(comparison)) is None
 
 
 @FEW
