@@ -14,7 +14,7 @@ KEPT := $(if $(NIGHTLY),, and not nightly)
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster image venv sweep watch run compare labs labs-quick report export replay predict layout partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs picture screenshot release clean
+.PHONY: help engine slurm-cluster image venv sweep watch run compare labs labs-quick report export replay predict layout partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs schemas picture screenshot release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -129,9 +129,11 @@ check: $(VENV)/ready-dev ## lint, format and types
 bench: $(VENV)/ready-dev ## measure speed and overhead; ARGS="collectives bytes" for a part
 	$(RUN) -m tests.bench $(ARGS)
 
-docs: venv ## renew the tables of components in README and docs, and the JSON Schemas
+docs: venv ## renew the tables of components in README and docs
 	$(RUN) -m tools.docs
-	$(RUN) -m orchestrator schema
+
+schemas: venv ## write the JSON Schemas of runs and sweep files, with which editors complete YAML
+	$(RUN) -m orchestrator schema $(ARGS)
 
 picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results
 	$(RUN) -m tools.picture $(ARGS)
@@ -155,6 +157,7 @@ $(VENV)/ready: requirements.txt trainer/requirements.txt
 	then $(VENV)/bin/pip install -q $(TORCH); \
 	else $(VENV)/bin/pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH); fi
 	$(VENV)/bin/pip install -q -r requirements.txt
+	@$(RUN) -m orchestrator schema >/dev/null
 	@touch $@
 
 $(VENV)/ready-dev: requirements-dev.txt $(VENV)/ready

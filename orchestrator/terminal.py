@@ -109,7 +109,8 @@ def usage_message(error: typer.TyperException) -> str:
         and isinstance(error.__cause__, ValidationError)
         and error.param
     ):
-        name = error.param.get_error_hint().replace("'", "")
+        variable = f" (or {error.param.envvar})" if error.param.envvar else ""
+        name = error.param.get_error_hint().replace("'", "") + variable
         return "; ".join(error_lines(error.__cause__, lambda _: name))
     text = " ".join(error.format_message().split()).rstrip(".")
     if hasattr(error, "possibilities"):  # there is no such option

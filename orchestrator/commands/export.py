@@ -28,7 +28,9 @@ def export(source: Path, to: str, out: Path | None, options: Options = NO_OPTION
         if isinstance(each, Exported):
             changes[each.change] += 1
             yield f"{each.change}: {each.name}"
-        else:
+        elif changes:
             remarks.append(each)
+        else:
+            yield each
     yield ", ".join(f"{number} {change}" for change, number in changes.items()) or "nothing to export"
     yield from remarks

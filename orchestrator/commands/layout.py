@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.commands.model import takes_tokens
 from orchestrator.commands.replay import parse_link
 from orchestrator.commands.sweep import SelectedRuntime
 from orchestrator.errors import InputError
@@ -33,7 +33,6 @@ from orchestrator.sweeps.expand import BlockFields, check_field, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.core.registry import ImportedComponent
-from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VirtualOptions
 
@@ -110,11 +109,8 @@ def serial_run(model: str, dataset: str | None, batch_size: int, sets: Sequence[
 
 
 def _dataset_for(model: str) -> str:
-    """A dataset that the model takes; one that is not known is left to the check of the run."""
-    with suppress(ValidationError, PydanticCustomError):
-        if MODELS.parse(parse_yaml(model, f"model {model}")).takes_tokens:
-            return "{name: induction, length: 63, tokens: 96}"
-    return "synthetic"
+    """A dataset that the model takes."""
+    return "{name: induction, length: 63, tokens: 96}" if takes_tokens(model) else "synthetic"
 
 
 def _serial(model: str, dataset: str, batch_size: int, sets: Sequence[str]) -> RunSpec:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from orchestrator.commands.mesh import degrees, mesh_lines
 from orchestrator.errors import InputError
@@ -20,6 +24,7 @@ from trainer.core.registry import ImportedComponent
 from trainer.core.whole_number import whole_number
 from trainer.models.split_points import balanced_split_points, validation_error
 from trainer.spec.node_speed import MAX_NODES
+from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.hybrid import Hybrid, shared_pairs
 
@@ -67,7 +72,7 @@ class ModelSplit:
 
 def sections(
     model: str,
-    dataset: str,
+    dataset: str | None,
     batch_size: int,
     parts: str | None,
     width: int,
@@ -89,7 +94,7 @@ def sections(
 
 def mesh_sections(
     model: str,
-    dataset: str,
+    dataset: str | None,
     batch_size: int,
     parts: str | None,
     width: int,
@@ -115,13 +120,19 @@ def mesh_sections(
 
 
 def run_of(
-    model: str, dataset: str, batch_size: int, imports: Imports, loss: str = "nll", mesh: str | None = None
+    model: str,
+    dataset: str | None,
+    batch_size: int,
+    imports: Imports,
+    loss: str = "nll",
+    mesh: str | None = None,
 ) -> RunSpec:
     """The run whose model is profiled: serial, or on a mesh. Raises InputError.
 
-    model, dataset, loss: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
-    mesh: degrees, e.g. `data=2,tensor=2`.
+    model, dataset, loss: a name or YAML with parameters, as in a sweep file. dataset: None: one that the
+    model takes. imports: finds users' ones. mesh: degrees, e.g. `data=2,tensor=2`.
     """
+    dataset = dataset or ("pydoc_text" if takes_tokens(model) else "fashion_mnist")
     fields = BlockFields("model", skip=[])
     if mesh is None:
         fields.override("strategy", ["serial"], "model")
@@ -138,6 +149,13 @@ def run_of(
     fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
     (run,) = expand(fields, imports)
     return run
+
+
+def takes_tokens(model: str) -> bool:
+    """Whether a model takes windows of tokens; one that is not known is left to the check of the run."""
+    with suppress(ValidationError, PydanticCustomError):
+        return getattr(MODELS.parse(parse_yaml(model, f"model {model}")), "takes_tokens", False)
+    return False
 
 
 def stage_counts(text: str | None, run: RunSpec) -> list[int]:

@@ -219,8 +219,8 @@ def label_lines(item: PartitionPreview, width: int) -> list[str]:
         cells = (f"{count:,}" if count else _NONE for count in counts[node, :shown_labels])
         lines.append(f"{node:{first}}" + "".join(f"{text:>{cell}}" for text in cells))
     left_out = [
-        f"{noun} {shown} to {number - 1}"
-        for noun, shown, number in (("nodes", shown_nodes, nodes), ("labels", shown_labels, labels))
+        f"{noun} {shown}" if shown == number - 1 else f"{noun}s {shown} to {number - 1}"
+        for noun, shown, number in (("node", shown_nodes, nodes), ("label", shown_labels, labels))
         if shown < number
     ]
     if left_out:

@@ -50,7 +50,7 @@ class SelectedRuntime:
 
     def imports(self, directory: Path, data_dir: Path) -> Imports:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
-        return Imports(directory, data_dir, self.runtime.inspection_sandbox)
+        return Imports(directory, data_dir, self.runtime.sandbox)
 
     def shared_cores(self) -> float:
         """The cores that quotas can divide among the nodes of a run.
@@ -77,9 +77,9 @@ class RuntimeSelection:
         """
         self._select = cache(lambda of_file: select_runtime(option, cold, shared_network, of_file))
 
-    def of(self, spec: SweepSpec) -> SelectedRuntime:
-        """The runtime of a sweep file. Raises InputError if it is not available."""
-        return self._select(spec.runtime)
+    def of(self, spec: SweepSpec | None = None) -> SelectedRuntime:
+        """The runtime of a sweep file; None: of what is in no file. Raises InputError if not available."""
+        return self._select(spec.runtime if spec else None)
 
     def shared_cores(self, spec: SweepSpec) -> float:
         """The cores that quotas can divide. Raises InputError, as `SelectedRuntime.shared_cores` does."""
@@ -88,7 +88,7 @@ class RuntimeSelection:
     def imports(self, directory: Path, data_dir: Path) -> Callable[[SweepSpec], Imports]:
         """What finds users' components in `directory`; it selects a runtime when it meets the first."""
         return lambda spec: Imports(
-            directory, data_dir, lambda inspection: self.of(spec).runtime.inspection_sandbox(inspection)
+            directory, data_dir, lambda program: self.of(spec).runtime.sandbox(program)
         )
 
 

@@ -60,9 +60,14 @@ class KubernetesExporter(SweepExporter):
         whole = "kustomization.yaml"
         return {**found, whole: {whole: kustomization([run.name for run in runs])}}
 
-    def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
+    def announcements(self, sweep: Sweep, runs: Sequence[PlannedRun]) -> Iterator[str]:
         if sweep.until_decided:
-            yield f"the sweep runs until its choice is decided, which takes at most these runs: {len(runs)}"
+            yield (
+                "the sweep adds seeds until its choice is decided, and Jobs do not: all runs that it may "
+                f"need are exported, {len(runs)}; --set seed=0 exports one of each configuration"
+            )
+
+    def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
         yield f"start a run with: kubectl apply -k {quote(str(out))}/RUN"
 
 

@@ -90,6 +90,10 @@ class SweepExporter(Exporter):
     ) -> Mapping[str, Mapping[str, str]]:
         """What is exported by its label: path below the directory of the export -> text."""
 
+    def announcements(self, sweep: Sweep, runs: Sequence[PlannedRun]) -> Iterator[str]:
+        """What to say of the export before it begins."""
+        yield from ()
+
     @abstractmethod
     def remarks(self, sweep: Sweep, runs: Sequence[PlannedRun], out: Path) -> Iterator[str]:
         """What else to say of the export, and how to start a run."""
@@ -140,6 +144,7 @@ class SweepExporter(Exporter):
         texts = self.texts(sweep, runs, options)
         out = Path("export") / name / self.name if out is None else out
         prepare(out)
+        yield from self.announcements(sweep, runs)
         for label, files in texts.items():
             yield _write(label, files, out)
         if twins := sum(twin is not run for twin, run in zip(exported, sweep.runs, strict=True)):

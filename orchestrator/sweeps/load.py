@@ -415,7 +415,7 @@ def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
     runs: dict[str, RunSpec] = {}
     for run in expanded:
         same = runs.setdefault(run.key, run)
-        if same.canonical() != run.canonical():
+        if same is not run and same.canonical() != run.canonical():
             raise InputError(f"{run.key}: two different runs have the same key; change one seed")
     return list(runs.values())
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli import Command, app
+from orchestrator.cli import app
 from orchestrator.commands import compare, course, partitions
+from orchestrator.commands.options import RunOptions
 from orchestrator.errors import InputError
 from orchestrator.results.store import write_atomic
 
@@ -36,7 +37,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def worked(*_: object) -> None:
         raise AssertionError("the work has started")
 
-    monkeypatch.setattr(Command, "execute", worked)
+    monkeypatch.setattr(RunOptions, "execute", worked)
     monkeypatch.setattr(course, "submissions_of", worked)
     monkeypatch.setattr(compare.Comparing, "of", worked)
     monkeypatch.setattr(partitions, "preview", worked)

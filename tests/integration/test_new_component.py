@@ -18,7 +18,7 @@ from tests.support.runs import lines_in, write_sweep
 
 pytestmark = pytest.mark.nightly
 
-COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "schemas", "sweeps", "compose")
+COPIED = ("trainer", "orchestrator", "tools", "tests", "docs", "sweeps", "compose")
 COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")
 
 STRATEGY = '''

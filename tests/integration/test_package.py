@@ -14,6 +14,7 @@ import pytest
 from orchestrator import __version__
 from orchestrator.runtimes.docker.image import source_digest
 from orchestrator.shipped import sweep_names
+from orchestrator.sweeps.schema import schema_files
 from tests.support.command_line import PROJECT, Done, run
 from tests.support.runs import write_sweep
 
@@ -66,11 +67,21 @@ def test_shipped_sweeps_are_found_by_name(shardyard: Shardyard) -> None:
     assert shardyard("lab", "hogwild", "--dry-run").returncode == 0
 
 
+def test_the_first_line_of_a_shipped_sweep_names_a_schema_that_the_package_has(
+    python: Path, tmp_path: Path
+) -> None:
+    code = "from orchestrator.shipped import LABS; print(LABS)"
+    labs = Path(run([python, "-c", code], tmp_path, PYTHONPATH="").stdout.strip())
+    first = (labs / "hogwild.yml").read_text().partition("\n")[0]
+    schema = labs / first.removeprefix("# yaml-language-server: $schema=")
+    assert schema.read_text() == schema_files()["sweep.schema.json"]
+
+
 def test_assignments_are_written_and_their_tests_run(shardyard: Shardyard) -> None:
     assert shardyard("course", "new", "out", "--assignment", "one_model", "--solutions").returncode == 0
     done = shardyard("course", "test", "out/solutions/reference", "--tests", "out/tests")
     assert done.returncode == 0, done.stderr
-    assert "4/4" in done.stdout
+    assert "5/5" in done.stdout
 
 
 def test_a_sweep_runs_and_writes_its_report(shardyard: Shardyard, tmp_path: Path) -> None:

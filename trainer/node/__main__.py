@@ -34,6 +34,9 @@ LIMITS = {
 
 # Compose prints the exits of the other containers first, so that the summary of a bare `up` comes last.
 SUMMARY_DELAY_S = 0.7
+# Lines of a bare `up` at the beginning of what takes minutes on a busy machine.
+PREPARES = "preparing the dataset; then the nodes start"
+WAITS = "waiting for all nodes; on a busy machine it takes minutes until their ranks have imported torch"
 
 
 def main(arguments: list[str]) -> int:
@@ -65,12 +68,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _coordinate(env: Mapping[str, str]) -> int:
+    serves = bool(env.get("SHARDYARD_SERVE"))
+    if not serves:
+        print(WAITS, flush=True)  # before the imports, which take long, too
     from trainer.node import coordinator
     from trainer.node.privileges import drop_privileges_to_owner
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
-    if env.get("SHARDYARD_SERVE"):
+    if serves:
         return coordinator.serve_containers(topology, results)
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}
     name = time.strftime(f"up-{topology}-%Y-%m-%dT%H%M%SZ", time.gmtime())
@@ -82,6 +88,7 @@ def _coordinate(env: Mapping[str, str]) -> int:
 
 
 def _download(env: Mapping[str, str]) -> int:
+    print(PREPARES, flush=True)
     from pydantic import ValidationError
     from pydantic_core import PydanticCustomError
 

@@ -37,7 +37,8 @@ def prepared(assignment: RankAssignment) -> RankAssignment:
     if not site.seen or all((Path(site.data) / name).exists() for name in dataset.files):
         return assignment
     if not site.downloads:
-        raise _refusal(f"does not see the dataset in {site.data}; ray.data_dir lets it download")
+        hint = f"; {site.downloads_option} lets it download" if site.downloads_option else ""
+        raise _refusal(f"does not see the dataset in {site.data}{hint}")
     argv = [sys.executable, "-c", DOWNLOAD, assignment.spec.model_dump_json(), site.downloads]
     loading = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if loading.returncode:

@@ -21,6 +21,7 @@ class Site(Record):
             Open MPI over ssh.
         seen: files that a node must see, by path, with the digest of their content.
         downloads: a directory for the files of the dataset, if `data` does not have them. Empty: none.
+        downloads_option: the option of the runtime that names this directory. Empty: it has none.
         silence_s: the longest silence of an agent, in seconds.
         variables: of the environment of each rank.
     """
@@ -33,6 +34,7 @@ class Site(Record):
     mpirun: list[str] = Field(default_factory=list)
     seen: dict[str, str] = Field(default_factory=dict)
     downloads: str = ""
+    downloads_option: str = ""
     silence_s: float = AGENT_SILENCE_S
     variables: dict[str, str] = Field(default_factory=dict)
 

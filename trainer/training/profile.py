@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 Block = tuple[str, nn.Module]
 Clock = Callable[[], float]
 NLL = Nll()
+# torch counts the products of attention in the kernels of GPUs only.
+OF_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
+        sdpa_flop_count(query, key, value)
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class BlockProfile:
         parameters: number of parameter elements.
         output_shape: the shape of the output for one sample.
         flops: operations of the forward pass per sample, in convolutions and matrix products only. A
-            multiply-add counts as two.
+            multiply-add counts as two. Attention of T tokens in heads of width d has 2·T·T·d per head for
+            query · key, and as many for weights · value, also where a causal mask needs half of them.
         output_bytes: the output of one sample. A split after this block sends as much forward, and as much
             gradient back.
         saved_bytes: bytes saved for the backward pass per sample, without parameters and buffers. A tensor
@@ -129,7 +136,8 @@ def _count(chain: Sequence[Block], inputs: Tensor) -> tuple[list[int], list[Tens
     x = inputs
     for _, block in chain:
         before = len(saved_storages)
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(record, lambda tensor: tensor):
+        counter = FlopCounterMode(display=False, custom_mapping=OF_ATTENTION)
+        with counter, saved_tensors_hooks(record, lambda tensor: tensor):
             x = block(x)
         flops.append(counter.get_total_flops())
         outputs.append(x)

@@ -75,13 +75,11 @@ def _skew(shown: Shown) -> str:
         if share == 1
         else f"With {least.partitioner_label}, {nodes} together saw {percent(share)} of the set in epoch 1"
     )
+    mean = f"{bits(divergence)} bits in the mean over nodes and seeds"
     if divergence < SKEWED_BITS:
-        return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
+        return f"{seen}; their labels are nearly those of the whole set: they differ by {mean}."
     skewed = "skewed most" if len({group.partitioner_label for group in groups}) > 1 else "skewed"
-    return (
-        f"{seen}; labels are {skewed} with {most.partitioner_label}, by {bits(divergence)} bits in the "
-        "mean over nodes and seeds."
-    )
+    return f"{seen}; labels are {skewed} with {most.partitioner_label}, by {mean}."
 
 
 TOPIC = Topic(

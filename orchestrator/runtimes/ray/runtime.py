@@ -113,8 +113,8 @@ class RayRuntime(Runtime):
         runs = [*peers, spec] if warm else [spec]
         size = max(map(self.size, runs))
         request = {"size": size, **asdict(NodeResources.of(runs))}
-        downloads = self.options.data_dir or ""
-        site = shared_site(paths, data_dir, "ray", interface="", downloads=downloads, silence_s=SILENCE_S)
+        downloads = {"downloads": self.options.data_dir or "", "downloads_option": "ray.data_dir"}
+        site = shared_site(paths, data_dir, "ray", interface="", silence_s=SILENCE_S, **downloads)
         cluster = ClusterPlan(size, shared=warm, request=request)
         return LaunchPlan(spec, paths, data_dir, cluster, warm=warm, site=site)
 

@@ -78,6 +78,25 @@ def test_a_signal_interrupts_once_and_neither_during_cleanup_nor_if_it_was_ignor
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+# Help
+
+MOST_LINES = 45
+
+
+def test_help_of_every_command_fits_a_screen_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pages(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        done = CliRunner().invoke(cli.app, [*path, "--help"])
+        yield path, done.output.splitlines()
+        for name, command in getattr(group, "commands", {}).items():
+            yield from pages(command, (*path, name))
+
+    monkeypatch.setenv("COLUMNS", "80")
+    found = dict(pages(typer.main.get_command(cli.app)))
+    assert ("course", "grade") in found
+    assert {path: len(lines) for path, lines in found.items() if len(lines) > MOST_LINES} == {}
+    assert not any(len(line) > 80 or "…" in line for lines in found.values() for line in lines)
+
+
 # The runtime
 
 
@@ -311,7 +330,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(
 
     lacks(monkeypatch, docker="there is no engine")  # the SDK leaves a socket open where there is none
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "run_sweep", Mock(side_effect=CalledError))
+    monkeypatch.setattr("orchestrator.commands.options.run_sweep", Mock(side_effect=CalledError))
     check_golden("mistakes.txt", message)
 
 

@@ -12,8 +12,10 @@ from typing import ClassVar, get_origin, get_type_hints
 
 import pytest
 import typer
+from packaging.version import Version
 from typer.testing import CliRunner
 
+from orchestrator import __version__
 from orchestrator.cli import app
 from orchestrator.commands import labs
 from orchestrator.shipped import LABS
@@ -184,6 +186,17 @@ def test_versions_to_install_are_pinned() -> None:
     named = {*re.findall(r"\b[a-z]+==[\d.]+", PAGES[DOCS / "questions.md"])}
     assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
     assert named <= pinned
+
+
+def test_the_version_follows_from_the_changelog() -> None:
+    """With entries that no release has, it is a development version; with removals, of a new major one."""
+    found = re.match(r"(?ms)(.*?)^## (\d\S*) - ", PAGES[PROJECT / "CHANGELOG.md"])
+    assert found
+    changes = re.findall(r"(?m)^### (\w+)", found[1])
+    newest, version = Version(found[2]), Version(__version__)
+    assert version.is_devrelease == bool(changes)
+    assert (version > newest) == bool(changes)
+    assert version.major >= newest.major + ("Removed" in changes)
 
 
 def test_generated_tables_are_current(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -328,13 +329,14 @@ blocks:
     assert not (tmp_path / "mixed" / "kuberay").exists()
 
 
-def test_a_sweep_that_runs_until_it_is_decided_says_how_many_runs_are_exported(tmp_path: Path) -> None:
+def test_a_sweep_that_runs_until_it_is_decided_says_first_how_many_are_exported(tmp_path: Path) -> None:
     text = "name: s\nrepeat: 3\nblocks: [{base: {strategy: serial}}, {base: {strategy: ddp, nodes: 2}}]\n"
-    said = [
-        [line for line in exported(tmp_path, "kubernetes", staged + text).lines if "decided" in line]
-        for staged in ("until_decided: true\n", "")
-    ]
-    assert [[line.rpartition(": ")[2] for line in each] for each in said] == [["6"], []]
+    cases: Any = (("true", (), ["6"]), ("true", ("seed=0",), []), ("false", (), []))
+    for staged, sets, announced in cases:
+        whole = f"until_decided: {staged}\n{text}"
+        found = exported(tmp_path, "kubernetes", whole, replace(IMAGE, sets=sets)).lines
+        before = list(takewhile(lambda line: not re.match("added|replaced|unchanged", line), found))
+        assert [re.findall(r"\d+", line)[0] for line in before] == announced
 
 
 def test_options_of_other_formats_are_refused(tmp_path: Path) -> None:

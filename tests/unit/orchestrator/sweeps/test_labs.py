@@ -141,7 +141,7 @@ def test_labs_run_on_the_runtime_of_their_file_and_one_that_is_refused_stops_no_
         text = f"name: {name}\n{more}\nblocks: [{{base: {{strategy: serial}}}}]"
         (tmp_path / f"{name}.yml").write_text(text)
     monkeypatch.setattr(labs, "LABS", tmp_path)
-    monkeypatch.setattr(cli, "run_sweep", run)
+    monkeypatch.setattr("orchestrator.commands.options.run_sweep", run)
     monkeypatch.setattr(DockerRuntime, "unavailable_reason", lambda self: "no engine answers")
     for arguments, code, ran, errors in (
         ("--all", 1, ["c local", "d virtual"], [WRONG, "error: lab b: refused"]),

@@ -1,4 +1,4 @@
-"""Mistakes in the published JSON Schemas: out of date, or other than what the orchestrator accepts."""
+"""Mistakes in the published JSON Schemas: other than what the orchestrator accepts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def validators() -> dict[str, Draft202012Validator]:
     return {name: Draft202012Validator(json.loads(text)) for name, text in schema_files().items()}
 
 
-def test_schemas_are_valid_up_to_date_and_define_and_describe_each_field_once() -> None:
+def test_schemas_are_valid_and_define_and_describe_each_field_once() -> None:
     run, sweep = (validator.schema for validator in validators().values())
-    for name, validator in validators().items():
+    for validator in validators().values():
         validator.check_schema(validator.schema)
-        assert json.loads((PROJECT / "schemas" / name).read_text()) == validator.schema, "run `make docs`"
     text, fields = json.dumps(sweep), run["properties"]
     assert [name for name, field in fields.items() if text.count(json.dumps(field)) != 1] == []
     undescribed = {name for name, field in fields.items() if "description" not in field}

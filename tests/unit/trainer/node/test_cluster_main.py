@@ -77,10 +77,13 @@ def test_roles_outside_of_containers(calls: Calls) -> None:
     assert calls == [("main", "{}"), ("serve_stream", "launcher", "10.0.0.1", Path("/tmp/own"))]
 
 
-def test_coordinator_of_a_sweep(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_of_a_sweep(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SHARDYARD_SERVE", "1")
     assert container.main(["coordinator"]) == 5
     assert calls == [(RESULTS,), ("serve_containers", "ddp", RESULTS)]
+    assert capsys.readouterr().out == ""
 
 
 def test_coordinator_of_a_bare_up(
@@ -94,7 +97,9 @@ def test_coordinator_of_a_bare_up(
     *_, directory, limits = calls[-1]
     assert limits == {"cpus": 0.5, "memory_mb": 512, "pids": 100}
     assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))
-    assert capsys.readouterr().out == f"ok: 2 nodes\n  results: ./results/{directory.name}\n"
+    waits, *summary = capsys.readouterr().out.splitlines()
+    assert waits == container.WAITS
+    assert summary == ["ok: 2 nodes", f"  results: ./results/{directory.name}"]
 
 
 def test_data_is_downloaded_with_the_privileges_of_the_owner(
@@ -112,4 +117,5 @@ def test_data_is_downloaded_with_the_privileges_of_the_owner(
     for text in ("", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}'):
         spec.write_text(text)
         assert container.main(["data"]) == 0
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert ({*out.splitlines()}, err) == ({container.PREPARES}, "")

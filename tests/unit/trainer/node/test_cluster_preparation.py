@@ -50,8 +50,9 @@ def test_missing_data_are_downloaded_where_they_may_be(
         return done
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(Refusal, match=f"does not see the dataset in {site.data}"):
-        prepared(on(site))
+    for option, end in (("", ""), ("x.directory", "; x.directory lets it download")):
+        with pytest.raises(Refusal, match=f"does not see the dataset in {site.data}{end}$"):
+            prepared(on(site.model_copy(update={"downloads_option": option})))
     downloads = site.model_copy(update={"downloads": str(tmp_path / "own")})
     found = prepared(on(downloads))
     assert (found.site.data, found.site.code) == (downloads.downloads, site.code)

@@ -27,6 +27,21 @@ def test_counts_of_known_layers() -> None:
     assert block.flops == 2 * (2 * 5 * 5) * 3 * 5 * 4  # for each output element
 
 
+def test_flops_of_attention_have_the_products_of_tokens_with_tokens() -> None:
+    tokens, heads, width = 8, 3, 12
+    run = {
+        "strategy": "serial",
+        "batch_size": BATCH,
+        "dataset": {"name": "induction", "length": tokens - 1, "tokens": tokens},
+        "model": {"name": "gpt", "layers": 1, "heads": heads, "width": width},
+    }
+    embedding, block, _ = profile_model(RunSpec.model_validate(run))
+    assert block.output_shape == (tokens, width)
+    linear = 3 + 1 + 4 + 4  # query, key, value; output; and the two layers after attention
+    attention = heads * 2 * (2 * tokens * tokens * width // heads)
+    assert (embedding.flops, block.flops) == (0, 2 * linear * tokens * width**2 + attention)
+
+
 class TimedIdentity(nn.Module):
     """The identity with given forward and backward seconds for each pass."""
 
