@@ -3,7 +3,8 @@
 Each simulation draws the runs of serial and four strategies on two nodes, and passes them through the whole
 pipeline of a report. Times differ between sessions, spreads over seeds differ between configurations, and
 accuracies are those on 360 images. The noise is that of the quickstart with 5 epochs, as it was, and with
-10 epochs.
+10 epochs, and what makes inference hard: spreads that differ tenfold, drift, outliers, and configurations
+that a sweep dropped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, median
 
 import numpy as np
 
@@ -21,71 +24,102 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import asked_by
 from orchestrator.report.verdict import verdicts
+from orchestrator.report.verdict.candidates import candidates
+from orchestrator.report.verdict.standing import standing
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import a_comparison, a_run
+from orchestrator.sweeps.stages import DECIDED, Stages, stages
+from tests.unit.report_support import a_comparison, a_run, on_360_images, only_view, with_ranks
 
-REPORTS = 300  # of each line
+REPORTS = 300  # of each share
 IMAGES = 360
 TOLERANCE = Tolerance()
 STRATEGIES = ("serial", "all_reduce", "local_sgd", "gossip", "one_shot")
-SEEDS = (5, 8, 12, 20)
+OUTLIERS_DOF = 3  # of Student's t
 
-
-@dataclass(frozen=True)
-class Noise:
-    """Standard deviations over seeds: of accuracies, and of logarithms of times."""
-
-    name: str
-    accuracy: float
-    time: float
-
-
-OLD, NEW = Noise("5 epochs", 0.03, 0.05), Noise("10 epochs", 0.008, 0.04)
 Effects = Mapping[str, tuple[float, float]]  # by strategy: the factor of its time, what its accuracy gains
 
 
+@dataclass(frozen=True)
+class Cell:
+    """How the runs of simulated sweeps vary.
+
+    Attributes:
+        seeds: of each configuration; of a staged sweep, at most.
+        accuracy, time: standard deviations over seeds: of accuracies, and of logarithms of times.
+        differs: the differences of accuracy and time that a report should find.
+        unequal: the largest of these deviations / the smallest; None: drawn, with 30 % around the median.
+        of_seed: the standard deviation of what a seed adds to all accuracies.
+        drift: how much longer the last run takes than the first, as a share.
+        outliers: whether values have those of Student's t.
+        staged: whether seeds are added until the choice is decided.
+    """
+
+    name: str
+    seeds: int
+    accuracy: float = 0.008
+    time: float = 0.04
+    differs: tuple[float, float] = (-0.02, 0.9)
+    unequal: float | None = None
+    of_seed: float = 0.0
+    drift: float = 0.0
+    outliers: bool = False
+    staged: bool = False
+
+
+CELLS = (
+    Cell("5 epochs", 5, 0.03, 0.05, (-0.05, 0.8)),
+    Cell("10 epochs", 5),
+    Cell("10 epochs", 8),
+    Cell("10 epochs", 20),
+    Cell("tenfold spreads", 5, unequal=10),
+    Cell("tenfold spreads", 8, unequal=10),
+    Cell("outliers", 5, outliers=True),
+    Cell("drift of 20%", 5, drift=0.2),
+    Cell("staged", 12, of_seed=0.008, staged=True),
+    Cell("staged, drift of 20%", 12, of_seed=0.008, drift=0.2, staged=True),
+)
+TRADE = Cell("four equal rivals", 8, 0.008, 0.02)
+LESS_ACCURATE = (-0.009, -0.011)
+
+
 def main() -> None:
-    print(f"{REPORTS} reports a line; shares of reports, or of claims or pairs where stated")
-    print("reports on equals with a false claim: shown, likely")
-    for noise in (OLD, NEW):
-        for seeds in SEEDS:
-            of_equals(noise, seeds)
-    print("reports on differences:  found against serial")
-    of_differences(OLD, 8, {"all_reduce": (0.8, 0.0), "one_shot": (1.0, -0.05)})
-    of_differences(NEW, 6, {"all_reduce": (0.9, 0.0), "one_shot": (1.0, -0.02)})
-    print("reports on random times and accuracies: choices, and those that are wrong")
-    for seeds in SEEDS:
-        of_choices(NEW, seeds)
+    print(
+        f"shares of {REPORTS} reports; of choices those that are wrong; {TOLERANCE.accuracy:.0%} tolerated"
+    )
+    print(f"{'':27}false claims     found against serial")
+    print(f"{'':27}shown  likely    time  accuracy   choose  wrong   probably  wrong")
+    for cell in CELLS:
+        shown, likely = false_claims(cell)
+        time, accuracy = power(cell)
+        chosen = "   ".join(f"{share:6.0%} {wrong:6.1%}" for share, wrong in choices(cell))
+        claimed = f"{shown:6.1%} {likely:6.1%}  {time:6.0%} {accuracy:6.0%}"
+        print(f"{cell.name:20} {cell.seeds:3}  {claimed}      {chosen}", flush=True)
+    print("a choice that is 20% faster, and less accurate by")
+    for lost in LESS_ACCURATE:
+        print(f"  {-lost * 100:.1f} points: {trade(lost)}", flush=True)
 
 
-def of_equals(noise: Noise, seeds: int) -> None:
-    found = false_claims(noise, seeds)
-    shares = [f"{found[level] / REPORTS:8.1%}" for level in ("shown", "likely")]
-    print(f"  {noise.name:10} {seeds:2} seeds {''.join(shares)}", flush=True)
-
-
-def false_claims(noise: Noise, seeds: int) -> Counter[str]:
-    """How many reports on equals have a claim that is called shown, and one that is called likely."""
-    found = Counter[str]()
-    for comparison in reports(np.random.default_rng(seeds), noise, seeds, {}):
+def false_claims(cell: Cell) -> tuple[float, float]:
+    """The shares of reports on equals that have a claim called shown, and one called likely."""
+    shown, likely = [], []
+    for comparison in sweeps(cell, 1):
         claims = asked_by(comparison).decided()
         levels = {each.level for each in claims.all if each.decided}
-        ranked = any(map(any, claims.extremes.values()))
-        found["shown"] += "shown" in levels or ranked
-        found["likely"] += "likely" in levels
-    return found
+        ranked = any(each for both in claims.extremes.values() for each in both)
+        shown.append(bool("shown" in levels or ranked))
+        likely.append("likely" in levels)
+    return fmean(shown), fmean(likely)
 
 
-def of_differences(noise: Noise, seeds: int, effects: Effects) -> None:
-    found = Counter[str]()
-    for comparison in reports(np.random.default_rng(seeds), noise, seeds, effects):
-        claims = asked_by(comparison).decided()
-        for strategy, (_, gain) in effects.items():
-            quantity = Q.accuracy.name if gain else "train_s"
-            found[strategy] += any(is_found(each, strategy, quantity) for each in claims.all)
-    for strategy, (factor, gain) in effects.items():
-        what = f"{gain * 100:+.0f} points" if gain else f"{1 - factor:.0%} of time"
-        print(f"  {noise.name:10} {seeds:2} seeds, {what}: {found[strategy] / REPORTS:.1%}", flush=True)
+def power(cell: Cell) -> tuple[float, float]:
+    """The shares of reports that claim a difference of time from serial, and one of accuracy."""
+    gain, factor = cell.differs
+    time, accuracy = [], []
+    for comparison in sweeps(cell, 2, {"all_reduce": (factor, 0.0), "one_shot": (1.0, gain)}):
+        claims = asked_by(comparison).decided().all
+        time.append(any(is_found(each, "all_reduce", "train_s") for each in claims))
+        accuracy.append(any(is_found(each, "one_shot", Q.accuracy.name) for each in claims))
+    return fmean(time), fmean(accuracy)
 
 
 def is_found(each: Compared, strategy: str, quantity: str) -> bool:
@@ -94,24 +128,23 @@ def is_found(each: Compared, strategy: str, quantity: str) -> bool:
     return each.quantity.name == quantity and sides == {strategy, "serial"} and each.verdict == "less"
 
 
-def of_choices(noise: Noise, seeds: int) -> None:
-    parts = [
-        f"{kind.lower()} {len(right) / REPORTS:.0%}, wrong {right.count(False) / max(1, len(right)):.1%}"
-        for kind, right in choices(noise, seeds).items()
-    ]
-    print(f"  {noise.name:10} {seeds:2} seeds: {'; '.join(parts)}", flush=True)
-
-
-def choices(noise: Noise, seeds: int) -> dict[str, list[bool]]:
-    """By how a verdict begins, whether its choices are right, in reports on random times and accuracies."""
-    rng, chosen = np.random.default_rng(seeds), {"Choose": list[bool](), "Probably": list[bool]()}
+def choices(cell: Cell) -> list[tuple[float, float]]:
+    """What is chosen among random times and accuracies: the shares of what is stated and of what is called
+    probable, each with the share of it that is wrong.
+    """
+    rng, right = np.random.default_rng(3), {"Choose": list[bool](), "Probably": list[bool]()}
     for _ in range(REPORTS):
         effects = {name: (np.exp(rng.normal(0, 0.15)), rng.normal(0, 0.015)) for name in STRATEGIES}
-        (verdict,) = verdicts(a_report(rng, noise, seeds, effects), Claims())
-        kind = verdict.headline.split()[0].replace("Stay", "Choose")
-        if kind in chosen:
-            chosen[kind].append(is_right(verdict.options[0].name.split()[0], effects))
-    return chosen
+        kind, chosen = choice(a_sweep(rng, cell, effects))
+        if kind in right:
+            right[kind].append(is_right(chosen, effects))
+    return [(len(each) / REPORTS, each.count(False) / max(1, len(each))) for each in right.values()]
+
+
+def choice(comparison: Comparison) -> tuple[str, str]:
+    """How the verdict begins, and the strategy that it names first."""
+    (verdict,) = verdicts(comparison, Claims())
+    return verdict.headline.split()[0].replace("Stay", "Choose"), verdict.options[0].name.split()[0]
 
 
 def is_right(name: str, effects: Effects) -> bool:
@@ -121,26 +154,90 @@ def is_right(name: str, effects: Effects) -> bool:
     return name in accurate and accurate[name] <= min(accurate.values()) * (1 + TOLERANCE.time)
 
 
-def reports(rng: np.random.Generator, noise: Noise, seeds: int, effects: Effects) -> Iterator[Comparison]:
+def trade(lost: float) -> str:
+    """What is said of a choice that is less accurate than its equal rivals, and faster."""
+    effects = dict.fromkeys(STRATEGIES, (1.0, 0.0)) | {"all_reduce": (0.8, lost)}
+    chances, said = [], Counter[str]()
+    for comparison in sweeps(TRADE, 4, effects):
+        chances += [
+            each.speed.probability
+            for each in candidates(only_view(comparison))
+            if each.group.strategy == "all_reduce"
+        ]
+        kind, chosen = choice(comparison)
+        said[f"{kind.lower()} {'right' if is_right(chosen, effects) else 'wrong'}"] += 1
+    kinds = ("choose right", "choose wrong", "probably right", "probably wrong")
+    shares = ", ".join(f"{kind} {said[kind] / REPORTS:.0%}" for kind in kinds)
+    return f"chance {median(chances):.2f} in the median; {shares}"
+
+
+def sweeps(cell: Cell, seed: int, effects: Effects | None = None) -> Iterator[Comparison]:
+    rng = np.random.default_rng(seed)
     for _ in range(REPORTS):
-        yield a_report(rng, noise, seeds, effects)
+        yield a_sweep(rng, cell, effects or {})
 
 
-def a_report(rng: np.random.Generator, noise: Noise, seeds: int, effects: Effects) -> Comparison:
-    """A sweep with these differences from 4 s and 93 %."""
-    results: list[RunResult] = []
-    for strategy in STRATEGIES:
-        factor, gain = effects.get(strategy, (1.0, 0.0))
-        spread, session = np.exp(rng.normal(0, 0.3)), np.exp(BETWEEN_SESSIONS * rng.normal())
-        for seed in range(seeds):
-            accuracy = 0.93 + gain + noise.accuracy * spread * rng.normal()
-            run = a_run(
-                strategy,
-                nodes=1 if strategy == "serial" else 2,
-                seed=seed,
-                train_s=float(4 * factor * session * np.exp(noise.time * spread * rng.normal())),
-                accuracy=round(IMAGES * float(np.clip(accuracy, 0, 1))) / IMAGES,
-            )
-            ranks = [rank.model_copy(update={"test_samples": IMAGES}) for rank in run.ranks]
-            results.append(run.model_copy(update={"ranks": ranks}))
-    return a_comparison(*results)
+def a_sweep(rng: np.random.Generator, cell: Cell, effects: Effects) -> Comparison:
+    """The runs of a sweep; of a staged one, those that it executes until its choice is decided."""
+    runs = drawn(rng, cell, effects)
+    if not cell.staged:
+        return a_comparison(*(run for name in STRATEGIES for run in runs[name]))
+    executed, dropped = dict.fromkeys(STRATEGIES, 0), set[str]()
+    for count in stages(cell.seeds):
+        executed |= dict.fromkeys({*STRATEGIES} - dropped, count)
+        results = [run for name, number in executed.items() for run in runs[name][:number]]
+        comparison = a_comparison(*results, stages=Stages(ended=DECIDED))
+        stands = standing(comparison)
+        if stands.decided:
+            break
+        dropped = {name for name in STRATEGIES if runs[name][0].key in stands.hopeless}
+    return comparison
+
+
+def drawn(rng: np.random.Generator, cell: Cell, effects: Effects) -> dict[str, list[RunResult]]:
+    """The runs of each strategy, by seed, with these differences from 4 s and 93 %."""
+    number = len(STRATEGIES)
+    if cell.unequal:
+        spreads = rng.permutation(np.geomspace(cell.unequal**-0.5, cell.unequal**0.5, number))
+    else:
+        spreads = np.exp(rng.normal(0, 0.3, number))
+    factors, gains = np.transpose([effects.get(name, (1.0, 0.0)) for name in STRATEGIES])
+    shape = cell.seeds, number
+    accuracies = gains + cell.accuracy * spreads * noise(rng, cell, shape)
+    accuracies += 0.93 + cell.of_seed * rng.standard_normal((cell.seeds, 1))
+    # The runs of a seed are executed in a random order, one seed after the other.
+    at = (np.arange(cell.seeds)[:, None] + rng.permuted(np.indices(shape)[1], axis=1) / number) / cell.seeds
+    logs = np.log(4 * factors) + BETWEEN_SESSIONS * rng.standard_normal(number)
+    logs = logs + cell.time * spreads * noise(rng, cell, shape) + np.log1p(cell.drift) * at
+    return {
+        name: [
+            a_timed_run(name, seed, accuracies[seed, each], logs[seed, each], at[seed, each])
+            for seed in range(cell.seeds)
+        ]
+        for each, name in enumerate(STRATEGIES)
+    }
+
+
+def noise(rng: np.random.Generator, cell: Cell, shape: tuple[int, int]) -> np.ndarray:
+    """Draws of variance 1."""
+    if cell.outliers:
+        return rng.standard_t(OUTLIERS_DOF, shape) * (1 - 2 / OUTLIERS_DOF) ** 0.5
+    return rng.standard_normal(shape)
+
+
+def a_timed_run(strategy: str, seed: int, accuracy: float, log_time: float, at: float) -> RunResult:
+    """A run on 360 images. at: when it starts, as a share of the sweep."""
+    run, took = a_run_of(strategy, seed), float(np.exp(log_time))
+    reached = round(IMAGES * float(np.clip(accuracy, 0, 1))) / IMAGES
+    started_at = run.started_at + 1000 * float(at)
+    return with_ranks(run, train_s=took, work_cpu_s=took, accuracy=reached).model_copy(
+        update={"started_at": started_at}
+    )
+
+
+@cache
+def a_run_of(strategy: str, seed: int) -> RunResult:
+    """A run as `a_timed_run` changes it. To validate its spec takes longer than that."""
+    run = on_360_images(a_run(strategy, nodes=1 if strategy == "serial" else 2, seed=seed))
+    assert run.run.seed == seed
+    return run

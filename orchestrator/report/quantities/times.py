@@ -7,7 +7,6 @@ from orchestrator.report import formats
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Row, quotient
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.results.limits import counted, may_have_cores
 
 
@@ -45,11 +44,6 @@ def _why_they_differ(group: Group, span: str) -> str:
     return "other load or a quota in some runs"
 
 
-def _interval_of_time(group: Group) -> tuple[float, float] | None:
-    """The interval of the geometric mean; None with too few seeds."""
-    return ratio_interval([row.train_s for row in group.ok_rows if row.train_s])
-
-
 def exchange_s(row: Row) -> float:
     """Communication and waiting, mean over ranks."""
     return row.seconds.get("communicate", 0.0) + row.seconds.get("wait", 0.0)
@@ -63,14 +57,7 @@ def _exchange_share(row: Row) -> float | None:
 class Times:
     """Times, and what compares them."""
 
-    train_s = Quantity(
-        formats.seconds,
-        lambda row: row.train_s,
-        "Training time",
-        ratio=True,
-        interval=_interval_of_time,
-        timed=True,
-    )
+    train_s = Quantity(formats.seconds, lambda row: row.train_s, "Training time", ratio=True, timed=True)
     wall_s = Quantity(
         formats.seconds, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
     )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.findings.speedups import speedup_intervals, time_interval
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
+from orchestrator.report.quantities import Q
 from orchestrator.report.render.csv_values import OF_EPOCH, Value, epochs_of, of_group, of_run
 from orchestrator.report.statistics.contrasts import MIN_SEEDS as COMPARED_SEEDS
 from orchestrator.report.statistics.intervals import MIN_SEEDS
@@ -89,7 +91,9 @@ def result_lines(comparison: Comparison) -> Lines:
 
 def summary_lines(comparison: Comparison, claims: Claims | None = None) -> Lines:
     """The columns and lines of summary.csv. claims: the decided comparisons, if they are known already."""
-    values = of_group(speedup_intervals(comparison, claims or asked_by(comparison).decided()))
+    claims = claims or asked_by(comparison).decided()
+    times = partial(time_interval, Q.train_s, claims=claims)
+    values = of_group(times, speedup_intervals(comparison, claims))
     return SUMMARY, (_line(SUMMARY, values, group) for group in comparison.groups)
 
 

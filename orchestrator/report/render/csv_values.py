@@ -68,8 +68,8 @@ _OF_RUN: dict[str, OfRun] = {
 }
 
 
-def of_group(speedup_interval: IntervalOf) -> dict[str, OfGroup]:
-    """Of summary.csv. speedup_interval: finds that of a configuration."""
+def of_group(time_interval: IntervalOf, speedup_interval: IntervalOf) -> dict[str, OfGroup]:
+    """Of summary.csv. time_interval, speedup_interval: find that of a configuration."""
     values: dict[str, OfGroup] = {
         "workload": lambda group: group.workload.label,
         "strategy": lambda group: group.strategy_label,
@@ -85,7 +85,7 @@ def of_group(speedup_interval: IntervalOf) -> dict[str, OfGroup]:
     }
     for name, quantity, interval in (
         ("accuracy", Q.accuracy, Q.accuracy.interval),
-        ("time_s", Q.train_s, Q.train_s.interval),
+        ("time_s", Q.train_s, time_interval),
         ("speedup", Q.speedup, speedup_interval),
     ):
         values |= {

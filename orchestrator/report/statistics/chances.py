@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log1p
+from math import expm1, log1p
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from orchestrator.report.statistics.moderated import Estimate
 
 DRAWS = 4000
 BOUND = 0.95
+LEAST_VARIANCE = 1e-30  # of what does not vary
+NODES = 40  # of the quadrature over the deviation of rivals
+APART = 3.0  # standard errors from the largest mean, beyond which another is not one of its equals
 
 Draws = np.ndarray  # of the means of configurations: shape (draws, configurations)
 
@@ -44,11 +47,13 @@ class Chance:
 
     Attributes:
         probability: the probability that it is within the tolerance of the best.
+        accurate: the probability that it is as accurate as the best, within the tolerance.
         longer: the 95 % bound of the share by which it takes longer than the best.
         loses: the 95 % bound of the accuracy that it lacks to the most accurate one.
     """
 
     probability: float
+    accurate: float
     longer: float
     loses: float
 
@@ -66,22 +71,66 @@ def draw_means(estimates: Sequence[Estimate], rng: np.random.Generator) -> Draws
     return draws + between * rng.standard_normal(shape)
 
 
-def for_speed(log_times: Draws, accuracies: Draws, tolerance: Tolerance) -> list[Chance]:
-    """The chances to be the fastest of those that are as accurate as the best, within the tolerance."""
-    lost = _lost(accuracies)
+def against_rivals(
+    estimates: Sequence[Estimate], draws: Draws, own: int, rng: np.random.Generator
+) -> Draws:
+    """Draws in which the means but one are shrunk towards the mean of these others.
+
+    The largest of several equals was measured larger than it is, so that others seem worse beside it than
+    they are. The mean in question stays as measured: shrunk with its rivals, it would seem as good as they
+    are. The largest mean is held against the others as measured, because it was measured too large, too.
+
+    Args:
+        draws: of all means, as they were measured.
+        own: the mean in question.
+    """
+    means = np.array([each.mean for each in estimates])
+    variances = np.array([each.squared_error + each.between for each in estimates])
+    largest = int(means.argmax())
+    errors = np.sqrt(variances[largest] + variances + LEAST_VARIANCE)
+    near = means[largest] - means <= APART * errors
+    rivals = np.flatnonzero(near & (np.arange(len(means)) != own))
+    held = draws.copy()
+    if own != largest and len(rivals) > 1:
+        held[:, rivals] = _shrunk(means[rivals], variances[rivals], draws[:, rivals], rng)
+    return held
+
+
+def _shrunk(means: np.ndarray, variances: np.ndarray, draws: Draws, rng: np.random.Generator) -> Draws:
+    """Draws of means that vary normally around their own mean, by an unknown standard deviation.
+
+    Source:
+        Gelman et al. (2013), Bayesian Data Analysis, Sec. 5.4: the prior distribution of that deviation is
+        uniform.
+    """
+    variances = np.maximum(variances, LEAST_VARIANCE)
+    differ = np.linspace(0, 3 * max(float(np.ptp(means)), float(variances.max()) ** 0.5), NODES)[:, None]
+    weights = 1 / (differ**2 + variances)
+    total = weights.sum(axis=1)
+    centre = weights @ means / total
+    logs = np.log(weights) - weights * (means - centre[:, None]) ** 2
+    posterior = (logs.sum(axis=1) - np.log(total)) / 2
+    densities = np.exp(posterior - posterior.max())
+    node = rng.choice(NODES, len(draws), p=densities / densities.sum())
+    common = centre[node] + rng.standard_normal(len(draws)) / np.sqrt(total[node])
+    kept = (differ**2 * weights)[node]
+    shrunk: Draws = (1 - kept) * common[:, None] + kept * means + np.sqrt(kept) * (draws - means)
+    return shrunk
+
+
+def for_speed(log_times: Draws, accuracies: Iterable[Draws], tolerance: Tolerance) -> list[Chance]:
+    """The chances to be the fastest of those that are as accurate as the best, within the tolerance.
+
+    Args:
+        accuracies: for each configuration, those that it is held against, with its own.
+    """
+    return [_chance(at, log_times, drawn, tolerance) for at, drawn in enumerate(accuracies)]
+
+
+def _chance(at: int, log_times: Draws, accuracies: Draws, tolerance: Tolerance) -> Chance:
+    lost = accuracies.max(axis=1, keepdims=True) - accuracies
     accurate = lost <= tolerance.accuracy
-    longer = log_times - np.where(accurate, log_times, np.inf).min(axis=1, keepdims=True)
-    right = (accurate & (longer <= log1p(tolerance.time))).mean(axis=0)
-    most_longer, most_lost = (np.maximum(0.0, np.quantile(each, BOUND, axis=0)) for each in (longer, lost))
-    return [Chance(*map(float, each)) for each in zip(right, np.expm1(most_longer), most_lost, strict=True)]
-
-
-def for_accuracy(accuracies: Draws, tolerance: Tolerance) -> list[float]:
-    """The probabilities to be as accurate as the best, within the tolerance."""
-    return [float(share) for share in (_lost(accuracies) <= tolerance.accuracy).mean(axis=0)]
-
-
-def _lost(accuracies: Draws) -> Draws:
-    """The accuracy that each lacks to the most accurate one."""
-    lost: Draws = accuracies.max(axis=1, keepdims=True) - accuracies
-    return lost
+    longer = log_times[:, at] - np.where(accurate, log_times, np.inf).min(axis=1)
+    right = accurate[:, at] & (longer <= log1p(tolerance.time))
+    most_longer, most_lost = (max(0.0, float(np.quantile(each, BOUND))) for each in (longer, lost[:, at]))
+    return Chance(float(right.mean()), float(accurate[:, at].mean()), expm1(most_longer), most_lost)

@@ -15,11 +15,15 @@ WIDE = 1.5  # high / low bound
 
 @dataclass(frozen=True)
 class Drift:
-    """The factor between wall times at the end and at the start of a sweep, with its 95 % interval."""
+    """The factor between wall times at the end and at the start of a sweep, with its 95 % interval.
+
+    span_s: from the start of the first run to that of the last.
+    """
 
     factor: float
     low: float
     high: float
+    span_s: float
 
     @property
     def shown(self) -> bool:
@@ -58,4 +62,4 @@ def time_drift(runs: Sequence[tuple[float, str, float]]) -> Drift | None:
     residuals = logs - slope * at
     error = sqrt(float(residuals @ residuals) / dof / squares)
     half = t_quantile(dof) * error
-    return Drift(exp(slope * span), exp((slope - half) * span), exp((slope + half) * span))
+    return Drift(exp(slope * span), exp((slope - half) * span), exp((slope + half) * span), span)

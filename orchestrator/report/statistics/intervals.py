@@ -1,9 +1,9 @@
-"""95 % intervals of one configuration's accuracy and speedup."""
+"""The 95 % interval of one configuration's accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import sqrt
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -54,21 +54,3 @@ def accuracy_interval(values: Sequence[float], images: int | None) -> tuple[floa
         low, high = _wilson(round(mean * images), images)
         below, above = mean - low, high - mean
     return max(0.0, mean - sqrt(of_seeds**2 + below**2)), min(1.0, mean + sqrt(of_seeds**2 + above**2))
-
-
-def ratio_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval of the geometric mean of independent ratios, by Student's t of their logarithms.
-
-    Args:
-        values: above 0, one per seed. A speedup over the serial run of its own seed contains the error of
-            both times.
-
-    Returns:
-        The bounds; None for fewer than MIN_SEEDS values.
-    """
-    if len(values) < MIN_SEEDS:
-        return None
-    logs = [log(value) for value in values]
-    half = float(t_quantile(len(logs) - 1) * np.std(logs, ddof=1)) / sqrt(len(logs))
-    mean = float(np.mean(logs))
-    return exp(mean - half), exp(mean + half)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -21,11 +21,12 @@ from orchestrator.report.statistics.chances import (
     Chance,
     Draws,
     Tolerance,
+    against_rivals,
     draw_means,
-    for_accuracy,
     for_speed,
 )
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.moderated import Estimate
 from orchestrator.report.topics.exchange import MEAN_GRADIENT
 from orchestrator.report.topics.speed import timed
 
@@ -44,14 +45,17 @@ class Candidate:
 
     Attributes:
         speed: its chance to be the right choice where time counts, and accuracy must be kept.
-        accuracy: the probability that it is as accurate as the best, within the tolerance.
         regret: the most that it may cost, in tolerances.
     """
 
     group: Group
     speed: Chance
-    accuracy: float
     regret: float
+
+    @property
+    def accuracy(self) -> float:
+        """The probability that it is as accurate as the best, within the tolerance."""
+        return self.speed.accurate
 
     @property
     def seeds(self) -> int:
@@ -83,8 +87,9 @@ def candidates(view: WorkloadView) -> list[Candidate]:
     if not usable:
         return []
     draws = _Draws(view, usable)
-    same_accuracy = partial(_same_accuracy, view.tolerance)
-    return _ranked(view, usable, draws.means(Q.train_s, same_work), draws.means(Q.accuracy, same_accuracy))
+    times = draws.means(Q.train_s, same_work)
+    accuracies = draws.against_rivals(Q.accuracy, partial(_same_accuracy, view.tolerance))
+    return _ranked(view, usable, times, accuracies)
 
 
 def at_target(view: WorkloadView) -> list[Candidate]:
@@ -93,7 +98,7 @@ def at_target(view: WorkloadView) -> list[Candidate]:
     if not usable:
         return []
     times = _Draws(view, usable).means(Q.time_to_target_s, lambda one, other: one is other)
-    return _ranked(view, usable, times, np.zeros_like(times))
+    return _ranked(view, usable, times, [np.zeros_like(times)] * len(usable))
 
 
 def in_question(found: Sequence[Candidate], few: bool) -> list[Candidate]:
@@ -127,16 +132,12 @@ def _repeated(view: WorkloadView, usable: list[Group]) -> list[Group]:
 
 
 def _ranked(
-    view: WorkloadView, usable: Sequence[Group], times: Draws, accuracies: Draws
+    view: WorkloadView, usable: Sequence[Group], times: Draws, accuracies: Iterable[Draws]
 ) -> list[Candidate]:
+    chances = for_speed(times, accuracies, view.tolerance)
     found = [
-        Candidate(group, speed, accuracy, _regret(speed, view.tolerance))
-        for group, speed, accuracy in zip(
-            usable,
-            for_speed(times, accuracies, view.tolerance),
-            for_accuracy(accuracies, view.tolerance),
-            strict=True,
-        )
+        Candidate(group, chance, _regret(chance, view.tolerance))
+        for group, chance in zip(usable, chances, strict=True)
     ]
     return sorted(found, key=lambda each: (-each.speed.probability, each.regret))
 
@@ -186,12 +187,28 @@ class _Draws:
 
     def __init__(self, view: WorkloadView, groups: Sequence[Group]) -> None:
         self._groups = groups
-        self._errors = {view.workload: error_of_difference(view)}
+        workloads = view.workload, view.workload.without_links
+        self._errors = dict.fromkeys(workloads, error_of_difference(view))
         self._measured = max(len(group.ok_rows) for group in groups) < _least_seeds(view)
-        self._rng = np.random.default_rng(crc32(groups[0].first.key.encode()))
+        self._seed = crc32(groups[0].first.key.encode())
+        self._rng = np.random.default_rng(self._seed)
 
     def means(self, quantity: Quantity, same: Callable[[Group, Group], bool]) -> Draws:
         """Draws of the means on the scale of the comparison. Groups that are the same have one mean."""
+        found, columns = self._estimates(quantity, same)
+        return draw_means(found, self._rng)[:, columns]
+
+    def against_rivals(self, quantity: Quantity, same: Callable[[Group, Group], bool]) -> Iterator[Draws]:
+        """Like `means`, for each group those that it is held against."""
+        found, columns = self._estimates(quantity, same)
+        drawn = draw_means(found, self._rng)
+        for at in columns:  # with equal draws for groups that are the same
+            yield against_rivals(found, drawn, at, np.random.default_rng((self._seed, at)))[:, columns]
+
+    def _estimates(
+        self, quantity: Quantity, same: Callable[[Group, Group], bool]
+    ) -> tuple[list[Estimate], list[int]]:
+        """The distinct means, and which of them is that of each group."""
         groups = self._groups
         first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
         distinct = sorted(set(first))
@@ -203,7 +220,7 @@ class _Draws:
             for at in distinct
         ]
         if self._measured:
-            drawn = np.array([[fmean(quantity.sample(group).values()) for group in longest]])
+            found = [Estimate(fmean(quantity.sample(group).values()), 0.0, 1, 0.0) for group in longest]
         else:
-            drawn = draw_means(estimates(quantity, longest, self._errors), self._rng)
-        return drawn[:, [distinct.index(at) for at in first]]
+            found = estimates(quantity, longest, self._errors)
+        return found, [distinct.index(at) for at in first]

@@ -188,7 +188,11 @@ def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 
 
 def _drift(kinds: _Kinds) -> Evidence | None:
-    found = [Drift(each.data["factor"], *each.data["interval"]) for each in kinds.of("drift", "no_drift")]
+    found = [
+        Drift(data["factor"], low, high, data["span_s"])
+        for data in (each.data for each in kinds.of("drift", "no_drift"))
+        for low, high in [data["interval"]]
+    ]
     if not found:
         return None
     changed = [drift for drift in found if drift.shown]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_interval
+from orchestrator.report.findings.speedups import speedup_interval, time_interval
 from orchestrator.report.formats import ABSENT, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds, Quantity
-from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
 from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate
@@ -82,13 +81,12 @@ def option(
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
     """
-    times = [each for row in group.ok_rows if (each := time.of(row))]
     return Option(
         view.name(group),
         group.shape.label,
         _mean(group, Q.accuracy, Q.accuracy.interval(group)),
         difference,
-        _mean(group, time, ratio_interval(times)),
+        _mean(group, time, time_interval(time, group, claims)),
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
         _mean(group, Q.bytes_sent_per_rank),
         chance,

@@ -99,9 +99,9 @@ CASES = [  # what was run, how the headline begins, and what the verdict says be
     ),
     ("serial 8 0.9, all_reduce 4 0.9 spread=0.05", "Perhaps all_reduce", "; serial took 8.00 s"),
     (
-        "serial 8 0.9, all_reduce 4.05 0.9 step=0.3, ddp 4.05 0.9 step=-0.25",
+        "serial 8 0.9 step=0.2, all_reduce 4.05 0.9 step=0.3, ddp 4.05 0.9 step=-0.25",
         "A toss-up between ",
-        "; serial took 8.00 s and reached 90.0%",
+        "; serial took 7.99 s and reached 90.0%",
     ),
     (
         "serial 8 0.9, all_reduce 4 0.9 seeds=8, ddp 4 0.9 seeds=8 step=-0.02",

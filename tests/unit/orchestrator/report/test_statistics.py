@@ -16,16 +16,20 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from orchestrator.report.findings.decide import FALSE_SHOWN, Ask, decide
+from orchestrator.report.findings.speedups import time_interval
+from orchestrator.report.metrics.clock import MAX_ERROR
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.quantities import Q
-from orchestrator.report.statistics.chances import Tolerance, draw_means, for_accuracy, for_speed
+from orchestrator.report.statistics.chances import Tolerance, against_rivals, draw_means, for_speed
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
-from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
-from orchestrator.report.statistics.moderated import MIN_FITTED, PRIOR_DOF, Estimate, moderated
+from orchestrator.report.statistics.intervals import accuracy_interval
+from orchestrator.report.statistics.moderated import PRIOR_DOF, Estimate, equal_variances, moderated
 from orchestrator.report.statistics.power import decided_with
 from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
-from tests.unit.report_support import a_comparison, around, on_360_images, repeated
+from orchestrator.report.topics import asked_by
+from tests.unit.report_support import a_comparison, around, in_cluster_time, on_360_images, repeated
 
 LEVEL = 0.05
 FEW = settings(max_examples=40, deadline=None)
@@ -45,14 +49,20 @@ def of_p(p: float) -> Contrast:
 # Intervals
 
 
-@FEW
-@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=8))
-def test_the_interval_of_a_ratio_is_students_of_the_logarithms(values: list[float]) -> None:
-    logs = np.log(values)
-    half = stats.t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / sqrt(len(logs))
-    interval = ratio_interval(values)
-    assert interval == pytest.approx((np.exp(logs.mean() - half), np.exp(logs.mean() + half)))
-    assert ratio_interval(values[:2]) is None
+@pytest.mark.parametrize("clock", ["wall", "cluster"])
+def test_the_interval_of_a_time_has_the_errors_that_seeds_do_not_show(clock: str) -> None:
+    """Those of sessions and of cluster time, of which a difference of two times has both."""
+    runs = [*repeated("serial", [8.0] * 3, cores=2), *repeated("ddp", [4.0] * 3, nodes=4, cores=2)]
+    clusters = [in_cluster_time(run, run.train_s or 0.0) for run in runs] if clock == "cluster" else []
+    comparison = a_comparison(*runs, clusters=clusters)
+    of_clock = MAX_ERROR if clock == "cluster" else 0.0
+    half = stats.norm.ppf(0.975) * np.hypot(BETWEEN_SESSIONS, of_clock / sqrt(2))
+    for group in comparison.groups:
+        found = time_interval(Q.train_s, group, asked_by(comparison).decided())
+        mean = Q.train_s.mean_of(group)
+        assert found == pytest.approx((mean * np.exp(-half), mean * np.exp(half)), rel=1e-4)
+    (short, *_) = a_comparison(*repeated("serial", [8.0] * 2)).groups
+    assert time_interval(Q.train_s, short, asked_by(comparison).decided()) is None
 
 
 @FEW
@@ -77,16 +87,14 @@ def prior_of(own: np.ndarray, dofs: np.ndarray) -> tuple[float, float]:
     """Smyth's prior of variances, by a search over a grid."""
     own, dofs = own[own > 0], dofs[own > 0]
     logs = np.log(own) - special.psi(dofs / 2) + np.log(dofs / 2)
-    if len(own) < MIN_FITTED:
-        return float(np.exp(logs.mean())), PRIOR_DOF
     grid = np.linspace(0.5, PRIOR_DOF, 20_000)
     left = np.var(logs, ddof=1) - special.polygamma(1, dofs / 2).mean()
     return float(np.exp(logs.mean())), float(grid[np.abs(special.polygamma(1, grid / 2) - left).argmin()])
 
 
-@pytest.mark.parametrize("resolution", [0.0, 0.4])
-@pytest.mark.parametrize("largest", [1, 5, 1e4])
-@pytest.mark.parametrize("count", [2, MIN_FITTED - 1, MIN_FITTED, 12])
+@pytest.mark.parametrize("resolution", [0.0, 1.5])
+@pytest.mark.parametrize("largest", [1, 2])
+@pytest.mark.parametrize("count", [3, 7, 12])
 def test_variances_are_shrunk_to_that_of_all_configurations(
     count: int, largest: float, resolution: float
 ) -> None:
@@ -107,6 +115,32 @@ def test_variances_are_shrunk_to_that_of_all_configurations(
     assert [each.squared_error for each in found] == pytest.approx(
         [each.variance / len(sample) for each, sample in zip(found, samples, strict=True)]
     )
+
+
+def test_variances_of_which_one_is_much_larger_stay_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    samples = [dict(enumerate(scale * rng.standard_normal(5))) for scale in (1, 1, 1, 30)]
+    found = moderated(samples)
+    assert [each.variance for each in found] == pytest.approx(
+        [statistics.variance(sample.values()) for sample in samples]
+    )
+    assert [each.dof for each in found] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("dofs", "largest"), [((4,) * 5, 25.2), ((10,) * 3, 4.85), ((4, 4), 9.60), ((60,) * 12, 2.36)]
+)
+def test_the_probability_of_a_largest_ratio_is_that_of_hartleys_table(
+    dofs: tuple[int, ...], largest: float
+) -> None:
+    assert equal_variances([largest, *[1.0] * (len(dofs) - 1)], dofs) == pytest.approx(0.05, abs=0.003)
+
+
+def test_the_probability_of_a_largest_ratio_holds_for_unequal_degrees_of_freedom() -> None:
+    dofs = np.array([2, 4, 7])
+    drawn = np.random.default_rng(0).chisquare(dofs, (50_000, 3)) / dofs
+    largest = float(np.quantile(drawn.max(axis=1) / drawn.min(axis=1), 0.95))
+    assert equal_variances([1.0, 1.0, largest], [*dofs]) == pytest.approx(0.05, abs=0.005)
 
 
 # Differences
@@ -264,14 +298,14 @@ def test_a_drift_is_the_slope_of_a_regression_within_configurations() -> None:
 def test_the_right_choice_is_the_fastest_of_those_that_are_accurate() -> None:
     """Draws of three: the second is fastest but loses accuracy in one draw of two."""
     times = np.log([[2.0, 1.0, 2.05], [2.0, 1.0, 2.05]])
-    accuracies = np.array([[0.9, 0.9, 0.9], [0.9, 0.8, 0.895]])
+    accuracies = [np.array([[0.9, 0.9, 0.9], [0.9, 0.8, 0.895]])] * 3
     tolerance = Tolerance(accuracy=0.01, time=0.05)
     found = for_speed(times, accuracies, tolerance)
     assert [each.probability for each in found] == [0.5, 0.5, 0.5]
     # Twice as long as the fast one, if that is accurate.
     assert found[0].longer == pytest.approx(1.0, abs=0.1)
     assert found[1].loses == pytest.approx(0.1, abs=0.01)
-    assert for_accuracy(accuracies, tolerance) == [1.0, 0.5, 1.0]
+    assert [each.accurate for each in found] == [1.0, 0.5, 1.0]
 
 
 def test_draws_have_the_means_and_the_errors_of_their_estimates() -> None:
@@ -282,6 +316,32 @@ def test_draws_have_the_means_and_the_errors_of_their_estimates() -> None:
     variances = [each.squared_error * each.dof / (each.dof - 2) + each.between for each in found]
     assert draws.var(axis=0) == pytest.approx(variances, rel=0.1)
     assert np.corrcoef(draws.T)[0, 1] == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("differ", [0.1, 0.2])
+def test_rivals_are_shrunk_towards_their_mean_by_what_their_errors_explain(differ: float) -> None:
+    """By quadrature. What is far from the largest stays as measured, and so do all for the largest."""
+    rivals, error = differ * np.array([-0.8, 0.4, 1.0]), 0.1
+    found = [estimate(each, seeds=100) for each in (-0.1, *rivals, -9.0)]
+    rng = np.random.default_rng(4)
+    draws = draw_means(found, rng)
+    held = against_rivals(found, draws, 0, rng)
+    assert (held[:, [0, 4]] == draws[:, [0, 4]]).all()
+    assert (against_rivals(found, draws, 3, rng) == draws).all()
+
+    deviations = np.linspace(0, 3 * max(error, 1.8 * differ), 2000)[:, None]
+    variances = deviations**2 + error**2
+    logs = stats.norm.logpdf(rivals, rivals.mean(), np.sqrt(variances)).sum(axis=1, keepdims=True)
+    weights = np.exp(logs) * np.sqrt(variances)
+    kept = float((weights * deviations**2 / variances).sum() / weights.sum())
+    expected = kept * rivals + (1 - kept) * rivals.mean()
+    assert held[:, 1:4].mean(axis=0) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_single_rival_is_as_it_was_measured() -> None:
+    found, rng = [estimate(0.0), estimate(0.1)], np.random.default_rng(5)
+    draws = draw_means(found, rng)
+    assert all((against_rivals(found, draws, own, rng) == draws).all() for own in (0, 1))
 
 
 # Comparisons
