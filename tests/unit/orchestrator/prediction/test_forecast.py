@@ -168,6 +168,14 @@ def test_epochs_to_the_highest_target_come_from_runs_on_as_many_nodes_with_the_s
     assert learned_by(results, MEASURED.run, 4) is None
 
 
+def test_a_schedule_lasts_as_long_as_its_run_so_others_have_other_rates() -> None:
+    results = [virtual(8, 0.9, 5, epochs=epochs, lr_schedule="cosine") for epochs in (3, 50)]
+    for epochs in (3, 50, 4):
+        own = spec("all_reduce", 8, epochs=epochs, lr_schedule="cosine")
+        learned = learned_by(results, own, 8)
+        assert (learned and learned.runs) == (1 if epochs != 4 else None)
+
+
 def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
     runs = [virtual(4, 0.9, epochs) for epochs in (3, 4, 5, 9)]
     only, without = found(Question([4, 8], learned=runs))
