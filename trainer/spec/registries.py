@@ -102,6 +102,8 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "adam": "trainer.optimizers.adam:Adam",
         "adamw": "trainer.optimizers.adamw:AdamW",
         "novograd": "trainer.optimizers.novograd:NovoGrad",
+        "lars": "trainer.optimizers.lars:Lars",
+        "lamb": "trainer.optimizers.lamb:Lamb",
         "textbook_sgd": "trainer.optimizers.textbook_sgd:TextbookSgd",
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
