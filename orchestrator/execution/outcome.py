@@ -38,9 +38,8 @@ MAX_POSITIONS = 8  # in a cause; the events have all
 
 
 def outcome(
-    events: Sequence[Event],
+    attempts: Attempts,
     exits: Mapping[str, int],
-    ranks: int,
     timed_out_s: float | None,
     processes_per_node: int = 1,
     runtime_error: str | None = None,
@@ -55,6 +54,7 @@ def outcome(
     errors that other ranks report afterwards are consequences.
 
     Args:
+        attempts: the events, of which those of the attempt that counts matter.
         exits: exit codes by process name, which is `rank_name` where every rank is a process of its own.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
@@ -66,7 +66,8 @@ def outcome(
         launcher_log: what mpirun has written, if it starts the ranks.
     """
     if restarts:
-        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error, suspended)
+        return _of_restarted(attempts, exits, timed_out_s, processes_per_node, runtime_error, suspended)
+    events, ranks = attempts.events_of(attempts.effective), attempts.ranks
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
 
@@ -159,17 +160,15 @@ def outcome(
     return "failed", f"ended without all results ({codes or 'exit code 0'}); see the logs"
 
 
-def _of_attempts(
-    events: Sequence[Event],
+def _of_restarted(
+    attempts: Attempts,
     exits: Mapping[str, int],
-    ranks: int,
     timed_out_s: float | None,
     processes_per_node: int,
     runtime_error: str | None,
     suspended: Suspended | None,
 ) -> tuple[Status, str | None]:
     """Outcome with restarts by torchrun: that of the last attempt, unless one has succeeded."""
-    attempts = Attempts(ranks, events)
     last = attempts.events_of(attempts.effective)
     damaged = any(event.kind == "damaged" for event in last)
     if attempts.finished is not None and not damaged:
@@ -183,9 +182,7 @@ def _of_attempts(
         cause: str | None = f"all of {name} {_ending(code)}"
     else:
         agents = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
-        status, cause = outcome(
-            last, agents, ranks, timed_out_s, processes_per_node, runtime_error, suspended
-        )
+        status, cause = outcome(attempts, agents, timed_out_s, processes_per_node, runtime_error, suspended)
     used = attempts.effective
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
 

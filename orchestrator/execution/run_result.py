@@ -100,12 +100,11 @@ class Execution:
 def build_result(spec: RunSpec, execution: Execution, place: Place) -> RunResult:
     """Build the result of a run that has been stopped and collected."""
     requeues, usage, started_at = execution.requeues, execution.usage, execution.started_at
-    events: Sequence[Event] = execution.events
-    attempts = Attempts(spec.world_size, events)
+    attempts = Attempts(spec.world_size, execution.events)
+    events: Sequence[Event] = attempts.events_of(attempts.effective)
     status, cause = outcome(
-        attempts.events_of(attempts.effective) if requeues else events,
+        attempts,
         execution.exits,
-        spec.world_size,
         execution.timed_out_s,
         spec.processes_per_node,
         execution.runtime_error,
@@ -116,7 +115,6 @@ def build_result(spec: RunSpec, execution: Execution, place: Place) -> RunResult
     )
     if cause and requeues:
         cause += f", after {len(requeues)} requeue{'s' if len(requeues) > 1 else ''}"
-    events = attempts.events_of(attempts.effective)
     injected = injected_faults(spec, attempts)
     cause = fault_of_loss(spec, cause, injected)
     if invalid := execution.invalid or _inconsistency(spec, events):

@@ -22,6 +22,7 @@ from tests.unit.conftest import run_result
 from trainer.components.examine import Finding
 from trainer.core.events import Event
 from trainer.core.position import MAX_NAME
+from trainer.torchrun_restarts.attempts import Attempts
 
 FORGED = "bad\n[3/3] x: ok\r[3/3] x: ok\u2028[3/3] x: ok\x85[3/3] x: ok\x0b[3/3] x: ok\x1b[2J\t\u202e"
 
@@ -42,7 +43,8 @@ def printed(*objects: Any) -> str:
 @pytest.mark.parametrize("kind", ["failed", "died"])
 def test_an_exception_of_a_rank_is_one_line_of_progress(kind: str) -> None:
     events = [event_of("start", pid=1), event_of(kind, cause=FORGED)]
-    line = result_line(1, 3, run_result("failed", cause=outcome(events, {}, 1, None)[1]), skipped=False)
+    _, cause = outcome(Attempts(1, events), {}, None)
+    line = result_line(1, 3, run_result("failed", cause=cause), skipped=False)
     assert line.isprintable()
     assert "bad" in line
 
@@ -102,7 +104,7 @@ def test_a_cause_is_short_and_in_one_line_whatever_ranks_say() -> None:
     exchange = {**BARRIER, "op": "x" * MAX_NAME, "dtype": "y" * MAX_NAME, "elements": 2**53}
     texts = {"file": "\x1b]0;\u202e" * 6, "function": "f" * MAX_NAME}
     events = [stopped(rank, **texts, exchange=exchange, line=rank) for rank in range(1000)]
-    cause = str(outcome(events, {}, 1000, 9.0)[1]).partition("last seen before it started")[2]
+    cause = str(outcome(Attempts(1000, events), {}, 9.0)[1]).partition("last seen before it started")[2]
     assert 0 < len(cause) < 8 * 5 * MAX_NAME
     assert cause.isprintable()
     assert r"\x1b]0;\u202e" in cause

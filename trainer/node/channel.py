@@ -53,6 +53,7 @@ class Request(Record):
 
     Attributes:
         run: numbers the runs of a cluster.
+        beat: numbers the heartbeats whose answers are waited for.
         name: that of the run in logs.
         directory: that of the run, with its spec; below the channel's own, or an absolute path.
         site: the machines, see `Site`.
@@ -61,6 +62,7 @@ class Request(Record):
 
     kind: Literal["run", "cancel", "end", "beat"]
     run: Count = 0
+    beat: Count = 0
     name: str = ""
     directory: str = ""
     site: dict[str, Any] = Field(default_factory=dict)
@@ -70,12 +72,14 @@ class Request(Record):
 class Answer(Record):
     """What has happened.
 
-    run: the number of the run that it is about. suspended: its suspended processes. reason: what the run
-    waits for, or why the coordinator takes no more runs. facts: of the cluster, for its runtime.
+    run: the number of the run that it is about. beat: that of the heartbeat that it answers. suspended: the
+    run's suspended processes. reason: what the run waits for, or why the coordinator takes no more runs.
+    facts: of the cluster, for its runtime.
     """
 
     kind: Literal["waiting", "alive", "suspended", "ended", "lost"]
     run: Count = 0
+    beat: Count = 0
     suspended: dict[str, Count] = Field(default_factory=dict)
     ending: Ending | None = None
     reason: Text | None = None

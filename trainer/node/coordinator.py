@@ -534,8 +534,8 @@ class Requests:
         self._ended |= self._channel.closed or any(each.kind == "end" for each in found)
         self._pending += [each for each in found if each.kind == "run"]
         self._cancelled |= {each.run for each in found if each.kind == "cancel"}
-        if any(each.kind == "beat" for each in found):
-            _tell(self._channel, 0, "alive", facts=dict(self._facts()))
+        if beats := [each.beat for each in found if each.kind == "beat"]:
+            _tell(self._channel, 0, "alive", beat=beats[-1], facts=dict(self._facts()))
         return found
 
     async def next_run(self, idle_s: float) -> Request | None:

@@ -72,10 +72,15 @@ class AttemptTracker:
 
 
 class Attempts(AttemptTracker):
-    """A tracker that keeps the events, for a run that has ended."""
+    """A tracker that keeps the events, for a run that has ended.
+
+    Attributes:
+        ranks: how many there are.
+    """
 
     def __init__(self, ranks: int, events: Iterable[Event] = ()) -> None:
         super().__init__(ranks)
+        self.ranks = ranks
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         for event in events:
             self.add(event)

@@ -88,7 +88,7 @@ class RayCluster(LedCluster):
         answers, requests = self._process.stdout.fileno(), self._process.stdin.fileno()
         super().__init__(PipeChannel(answers, requests, Answer), shared)
         self._options = options
-        self.strategy, self.cpus = "", 0.0
+        self.strategy, self.cpus, self._beat = "", 0.0, 0  # the number of the last heartbeat
         self._waits_since: float | None = None  # a run, for room
         self.failure: str | None = None
         try:
@@ -99,7 +99,7 @@ class RayCluster(LedCluster):
             raise
 
     def _hear(self, of: str, within_s: float) -> str | None:
-        """Wait for an answer of the driver. Returns why there is none."""
+        """Wait for the driver's answer to the last heartbeat. Returns why there is none."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
@@ -107,13 +107,16 @@ class RayCluster(LedCluster):
             except ValueError as error:
                 return str(error)
             for answer in answers:
-                self.strategy = str(answer.facts.get("strategy", self.strategy))
-                self.cpus = float(answer.facts.get("cpus", self.cpus))
-                return answer.reason if answer.kind == "lost" else None
+                if answer.kind == "lost":
+                    return answer.reason
+                if answer.kind == "alive" and (answer.run, answer.beat) == (0, self._beat):
+                    self.strategy = str(answer.facts.get("strategy", self.strategy))
+                    self.cpus = float(answer.facts.get("cpus", self.cpus))
+                    return None
             if failure := self.defect():
                 return failure
             time.sleep(self.channel.poll_s)
-        self._process.kill()  # a late answer would be taken for that to the next request
+        self._process.kill()  # it waits for Ray, and would not end with its input
         return f"{of} did not answer within {within_s:g} s"
 
     def defect(self) -> str | None:
@@ -137,7 +140,8 @@ class RayCluster(LedCluster):
         self.failure = self.failure or self.untrusted or self.defect()
         if self.failure is None and not self.deleted:
             with suppress(BrokenPipeError):
-                self.channel.post(Request(kind="beat"))
+                self._beat += 1
+                self.channel.post(Request(kind="beat", beat=self._beat))
             self.failure = self._hear("the head of the Ray cluster", HEAD_S)
         return self.failure is None and not self.deleted
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from orchestrator.results.store import write_atomic
 from orchestrator.runtimes.base import RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.led import LedCluster, LedRun
-from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.allocation_script import log_of
-from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
-from orchestrator.runtimes.slurm.script import SCRIPT, TOKEN, TOKEN_VARIABLE
+from orchestrator.runtimes.slurm.jobs import beginning_of, cancel_jobs_of, submit
+from orchestrator.runtimes.slurm.script import TOKEN
 from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
-from trainer.core.regular_files import RefusedFile, open_below
 from trainer.node.channel import ANSWERS, REQUESTS, Request, file_channel
 
 # Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
@@ -24,7 +20,6 @@ REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "UNKNOWN"}
 BEAT_S = 2.0  # between heartbeats of the orchestrator
 END_S = 10.0  # for the coordinator to end the job
 ENDING_S = 40.0  # for Slurm to end it: its KillWait is 30 s
-LOG_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -46,13 +41,9 @@ class Allocation(LedCluster):
         """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
         self.loss: Loss | None = None
         self._directory = plan.paths.allocation.resolve()
-        # A job of an orchestrator on another machine that was killed.
-        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == self._directory])
-        (submit,) = plan.cluster.processes
-        write_atomic(self._directory / TOKEN, submit.environment[TOKEN_VARIABLE])
-        write_atomic(self._directory / SCRIPT, plan.cluster.request[SCRIPT])
+        cancel_jobs_of(self._directory)
         super().__init__(file_channel(self._directory), shared=True)
-        self.job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
+        self.job = submit(plan, self._directory, self._directory)
         self._closed = threading.Event()  # ends the heartbeats
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -90,13 +81,13 @@ class Allocation(LedCluster):
 
     def loss_after(self, run: LedRun, disconnected: bool) -> RunState | None:
         if self.defect() is None and (disconnected or not run.agents):
-            log = _beginning(self._directory / log_of(self.job.number))
+            log = beginning_of(self._directory / log_of(self.job.number))
             if failure := launch_failure(log):
                 self.loss = Loss(f"{failure} in job {self.job.number}", repeat=True)
         return RunState({}, 0, self.loss.reason, nodes_lost=self.loss.repeat) if self.loss else None
 
     def _log(self) -> str:
-        return _beginning(self._directory / log_of(self.job.number)) if self.job.state.ended else ""
+        return beginning_of(self._directory / log_of(self.job.number)) if self.job.state.ended else ""
 
     def delete(self) -> None:
         """End the job. Idempotent. Raises InputError if it does not end."""
@@ -111,15 +102,6 @@ class Allocation(LedCluster):
         for name in (REQUESTS, ANSWERS, TOKEN):
             (self._directory / name).unlink(missing_ok=True)
         self.deleted = True
-
-
-def _beginning(path: Path) -> str:
-    """The beginning of a log; empty if there is none."""
-    try:
-        with open_below(path.parent, path.name) as log:
-            return log.read(LOG_BYTES).decode(errors="replace")
-    except (FileNotFoundError, RefusedFile):
-        return ""
 
 
 def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | None:

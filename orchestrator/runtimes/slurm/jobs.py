@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.errors import InputError
+from orchestrator.results.store import write_atomic
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.script import SCRIPT, TOKEN, TOKEN_VARIABLE
 from orchestrator.runtimes.slurm.states import JobState
+from trainer.core.regular_files import RefusedFile, open_below
 
 T = TypeVar("T")
 
 POLL_S = 1.0  # between questions to the controller, which all users share
 CANCEL_S = 60.0  # in which Slurm ends a cancelled job: its KillWait is 30 s
 FORGOTTEN_S = 30.0  # without an answer about a job
+LOG_BYTES = 2**16
 
 
 def answer(question: Callable[[], T]) -> T:
@@ -42,6 +48,37 @@ def cancel_and_wait(numbers: list[str]) -> None:
             time.sleep(POLL_S / 2)
     except SlurmError as error:
         raise InputError(f"scancel {' '.join(numbers)} failed: {error}") from error
+
+
+def cancel_jobs_of(directory: Path) -> None:
+    """Cancel the jobs of a directory, and wait until they have ended. Raises InputError.
+
+    They are of an orchestrator on another machine that was killed: its lock is gone, its job may run.
+    """
+    cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
+
+
+def submit(plan: LaunchPlan, directory: Path, checked: Path) -> SubmittedJob:
+    """Submit the job of a plan. Raises InputError if Slurm does not accept it.
+
+    Args:
+        plan: its cluster is the job.
+        directory: that of the job's script.
+        checked: the directory that its nodes must see, with the token of the plan.
+    """
+    (process,) = plan.cluster.processes
+    write_atomic(checked / TOKEN, process.environment[TOKEN_VARIABLE])
+    write_atomic(directory / SCRIPT, plan.cluster.request[SCRIPT])
+    return SubmittedJob(answer(lambda: commands.submit(process.argv)))
+
+
+def beginning_of(log: Path) -> str:
+    """The beginning of a log; empty if there is none."""
+    try:
+        with open_below(log.parent, log.name) as file:
+            return file.read(LOG_BYTES).decode(errors="replace")
+    except (FileNotFoundError, RefusedFile):
+        return ""
 
 
 class SubmittedJob:

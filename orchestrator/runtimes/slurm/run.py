@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.results.store import write_atomic
 from orchestrator.runtimes.base import Cluster, RunState
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.live_run import LiveRun, make_live
-from orchestrator.runtimes.slurm import commands
-from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
-from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
+from orchestrator.runtimes.slurm.jobs import SubmittedJob, beginning_of, cancel_jobs_of, submit
+from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, TOKEN
 from orchestrator.runtimes.slurm.states import error_of, requeue_causes
 from trainer.core.events import Event
-from trainer.core.regular_files import RefusedFile, open_below
 
-LOG_BYTES = 2**16
 # In which a job ends once a rank has failed: srun waits in vain for a slurmstepd that is gone. A job that
 # may be requeued waits until Slurm has noticed the loss of a node, which takes 5 minutes by default.
 FAILED_S, REQUEUE_S = 20.0, 600.0
@@ -26,13 +22,10 @@ class JobOfARun(Cluster):
 
     def __init__(self, plan: LaunchPlan) -> None:
         """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
-        directory, (submit,) = plan.paths.directory.resolve(), plan.cluster.processes
-        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
-        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
+        directory = plan.paths.directory.resolve()
+        cancel_jobs_of(directory)
         make_live(plan.paths, plan.spec.world_size)
-        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
-        write_atomic(directory / SCRIPT, plan.cluster.request[SCRIPT])
-        self._job = SubmittedJob(answer(lambda: commands.submit(submit.argv)))
+        self._job = submit(plan, directory, plan.paths.live)
 
     def run(self, plan: LaunchPlan) -> SlurmRun:
         return SlurmRun(plan, self._job)
@@ -64,11 +57,7 @@ class SlurmRun(LiveRun):
 
     def _log(self) -> str:
         """The beginning of what the job has written."""
-        try:
-            with open_below(self._paths.directory, f"{LAUNCHER_LOG}.log") as log:
-                return log.read(LOG_BYTES).decode(errors="replace")
-        except (FileNotFoundError, RefusedFile):
-            return ""
+        return beginning_of(self._paths.directory / f"{LAUNCHER_LOG}.log")
 
     def new_events(self) -> list[Event]:
         events = super().new_events()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.outcome import outcome
+from orchestrator.execution import outcome as of_attempts
+from orchestrator.results.records import Status
 from tests.unit.conftest import event
 from trainer.core.events import Event
+from trainer.torchrun_restarts.attempts import Attempts
 
 OK = ("ok", None)
 ODD, RESET = "ValueError: odd", "all-reduce failed: connection reset by peer"
@@ -40,6 +42,12 @@ def died(rank: int, time: float = 3) -> Event:
 def terminated(*ranks: int, time: float = 9) -> list[Event]:
     """Events of ranks that were stopped; at time 9, because the outcome was decided."""
     return [event("terminated", rank, time, cause="stopped by SIGTERM") for rank in ranks]
+
+
+def outcome(
+    events: list[Event], exits: dict[str, int], ranks: int, timed_out_s: float | None = None, **options: Any
+) -> tuple[Status, str | None]:
+    return of_attempts.outcome(Attempts(ranks, events), exits, timed_out_s, **options)
 
 
 def cause_of(events: list[Event], exits: dict[str, int], ranks: int = 2, **options: Any) -> str:

@@ -130,7 +130,7 @@ def orders(directory: Path, *requests: Request) -> tuple[Requests, FileChannel[A
 
 def test_runs_are_taken_in_order_until_the_orchestrator_ends_or_is_idle(tmp_path: Path) -> None:
     runs = [Request(kind="run", run=number) for number in (1, 2)]
-    made, own = orders(tmp_path, runs[0], Request(kind="beat"), runs[1])
+    made, own = orders(tmp_path, runs[0], Request(kind="beat", beat=3), runs[1])
 
     async def take(idle_s: float = 5.0) -> Request | None:
         return await asyncio.wait_for(made.next_run(idle_s), 4.0)
@@ -139,7 +139,7 @@ def test_runs_are_taken_in_order_until_the_orchestrator_ends_or_is_idle(tmp_path
     assert asyncio.run(take(idle_s=0.05)) is None
     own.post(Request(kind="end"))
     assert asyncio.run(take()) is None
-    assert own.new() == [Answer(kind="alive", facts={"waits": 1.0})], "the answer to the heartbeat"
+    assert own.new() == [Answer(kind="alive", beat=3, facts={"waits": 1.0})], "the answer to the heartbeat"
 
 
 def test_a_heartbeat_keeps_a_coordinator_and_its_run(tmp_path: Path) -> None:

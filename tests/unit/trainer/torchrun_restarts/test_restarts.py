@@ -128,7 +128,8 @@ ABSENT = "node 0, 1 did not start ({}: exit code 1); see its log"
 def test_outcome_is_that_of_the_attempt_that_counts(
     events: list[Event], exits: dict[str, int], cause: str | None
 ) -> None:
-    assert outcome(events, exits, 2, None, restarts=2) == ("failed" if cause else "ok", cause)
+    found = outcome(Attempts(2, events), exits, None, restarts=2)
+    assert found == ("failed" if cause else "ok", cause)
 
 
 def row(events: list[Event], requeues: tuple[str, ...] = (), **fields: Any) -> RunResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ for line in sys.stdin:
     for answer in {answers!r}.get(kind, []):
         print(answer, flush=True)
 """
-UP = Answer(kind="alive", facts={"strategy": SPREAD, "cpus": 8})
+UP, AGAIN = (Answer(kind="alive", beat=beat, facts={"strategy": SPREAD, "cpus": 8}) for beat in (0, 1))
 Drive = Callable[..., module.RayCluster]
 
 
@@ -134,9 +134,9 @@ def drive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Drive]:
         GroupRequest.model_validate_json(argv[-1])
         return start([*argv[:1], "-c", script], **options)
 
-    def drive(first: Answer = UP, **answers: Answer) -> module.RayCluster:
+    def drive(first: Answer = UP, **answers: Sequence[Answer]) -> module.RayCluster:
         nonlocal script
-        said = {kind: [answer.model_dump_json()] for kind, answer in answers.items()}
+        said = {kind: [each.model_dump_json() for each in found] for kind, found in answers.items()}
         script = DRIVER.format(first=first.model_dump_json(), answers=said)
         request = dict(plan(run()).cluster.request)
         made.append(module.RayCluster(None, RayOptions(wait_s=3.0), request, shared=True))
@@ -158,7 +158,7 @@ def run_on(cluster: module.RayCluster, directory: Path) -> LedRun:
 
 
 def test_a_run_waits_for_room_and_then_for_its_ranks(drive: Drive, tmp_path: Path) -> None:
-    cluster = drive(run=Answer(kind="waiting", run=1, reason="no room"))
+    cluster = drive(run=[Answer(kind="waiting", run=1, reason="no room")])
     assert (cluster.strategy, cluster.cpus) == (SPREAD, 8.0)
     made = run_on(cluster, tmp_path / "run")
     wait_until(lambda: made.wait(0.0).waiting)
@@ -171,7 +171,7 @@ def test_a_run_waits_for_room_and_then_for_its_ranks(drive: Drive, tmp_path: Pat
 
 
 def test_a_driver_that_ends_is_named_and_its_run_repeated(drive: Drive, tmp_path: Path) -> None:
-    cluster = drive(beat=UP)
+    cluster = drive(beat=[AGAIN])
     assert cluster.ready()
     made = run_on(cluster, tmp_path / "run")
     cluster._process.kill()
@@ -188,6 +188,13 @@ def test_a_driver_that_cannot_connect_or_a_head_that_is_silent_is_named(
     with pytest.raises(InputError, match="a cluster on this machine: no cluster"):
         drive(Answer(kind="lost", reason="no cluster"))
     monkeypatch.setattr(cluster_module, "HEAD_S", 0.1)
-    cluster = drive()
-    assert not cluster.ready()
-    assert "the head of the Ray cluster did not answer" in str(cluster.failure)
+    of_others = (UP, Answer(kind="alive", run=1), Answer(kind="alive", run=1, beat=1))
+    for answers in ([], of_others):
+        cluster = drive(beat=answers)
+        assert not cluster.ready()
+        assert "the head of the Ray cluster did not answer" in str(cluster.failure)
+
+
+def test_an_answer_to_a_heartbeat_is_found_among_others(drive: Drive) -> None:
+    cluster = drive(beat=[UP, Answer(kind="suspended", run=1), AGAIN])
+    assert cluster.ready()
