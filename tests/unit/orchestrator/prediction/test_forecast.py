@@ -230,7 +230,8 @@ def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
     others = {"target_accuracy": 0.9, "patience": 2, "save_weights": True, "checkpoint_epochs": 1}
     others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3, "threads": 2}
     played = {"epochs": 1, "timeout_s": 3600.0, "threads": 1, "seed": 0, "trace": "steps"}
-    run = simulated_run(spec("all_reduce", 2, **own, **others), 64, epochs=1)
+    schedule = {"name": "cosine", "warm_up_epochs": 1}  # which leaves none of one epoch
+    run = simulated_run(spec("all_reduce", 2, **own, **others, lr_schedule=schedule), 64, epochs=1)
     assert run == spec("all_reduce", 64, **own, **played)
     run = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
     assert run == spec("async_parameter_server", 4, transport="rpc", link={"latency_ms": 0.05}, **played)
