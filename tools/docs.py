@@ -17,7 +17,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -29,9 +28,10 @@ from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
 from orchestrator.sweeps.lab import NOT_STATED
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.load import load_sweep
 from tools import strategy_api
 from trainer.core.registry import Component, ComponentRegistry, Registry
+from trainer.core.strategy import ALL_TRANSPORTS
 from trainer.launch.launchers import LAUNCHERS
 from trainer.spec.link import Link
 from trainer.spec.registries import AGGREGATIONS, ATTACKS, COMPRESSIONS, REGISTRIES, TRANSPORTS
@@ -118,156 +118,90 @@ def _fields(found: type[Any]) -> dict[str, FieldInfo]:
     return found.model_fields if issubclass(found, Component) else {}
 
 
-def _allowed(info: FieldInfo) -> str:
-    """The values that a field takes: its choices, or the limits of its numbers."""
-    options = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else ()
+def _choices(info: FieldInfo) -> tuple[Any, ...]:
+    """The values of a field that takes one of a few; () for any other."""
     if info.annotation is bool:
-        return "`true`, `false`"
-    choices = [option for option in (*options, info.annotation) if get_origin(option) is Literal]
-    if choices:
-        return ", ".join(f"`{value}`" for value in get_args(choices[0]))
-    if (
-        get_origin(info.annotation) is list
-        and get_origin(element := get_args(info.annotation)[0]) is Literal
-    ):
-        return "any of " + ", ".join(f"`{value}`" for value in get_args(element))
-    limits = [_limit(each) for each in info.metadata]
-    return ", ".join(limit for limit in limits if limit)
-
-
-def _limit(of: Any) -> str:
-    match of:
-        case Ge(ge=value):
-            return f"≥ {_number(value)}"
-        case Gt(gt=value):
-            return f"> {_number(value)}"
-        case Le(le=value):
-            return f"≤ {_number(value)}"
-        case Lt(lt=value):
-            return f"< {_number(value)}"
-    return ""
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}".removesuffix(".0")
+        return (True, False)
+    options = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else ()
+    found = [option for option in (*options, info.annotation) if get_origin(option) is Literal]
+    return get_args(found[0]) if found else ()
 
 
 def _brief(kind: str) -> Callable[[Path], str]:
     """Name and summary of every component of a kind."""
 
-    def rows(directory: Path) -> Iterator[tuple[str, ...]]:
+    def items(directory: Path) -> Iterator[str]:
         for name, found in listed(kind).items():
-            yield _link(found, name, directory), _summary(found)
+            yield f"- {_link(found, name, directory)}: {_summary(found)}\n"
 
-    return lambda directory: markdown_table((kind, "description"), rows(directory))
-
-
-def _with_parameters(kind: str) -> Callable[[Path], str]:
-    """Like `_brief`, with the parameters that not all components of the kind have, and their defaults."""
-
-    def rows(directory: Path) -> Iterator[tuple[str, ...]]:
-        found = listed(kind)
-        shared = set.intersection(*(set(_fields(each)) for each in found.values()))
-        for name, each in found.items():
-            own = {field: info for field, info in _fields(each).items() if field not in shared}
-            written = ", ".join(f"`{field}` ({_yaml(info.default)})" for field, info in own.items())
-            yield _link(each, name, directory), _summary(each), written
-
-    return lambda directory: markdown_table((kind, "description", "parameters (default)"), rows(directory))
+    return lambda directory: "".join(items(directory))
 
 
 def _transports(directory: Path) -> str:
     """Strategies with the transports that each supports."""
-    rows = [
-        (_link(found, name, directory), _summary(found), ", ".join(found.transports))
-        for name, found in listed("strategy").items()
-    ]
-    return markdown_table(("strategy", "description", "transports"), rows)
+    items = []
+    for name, found in listed("strategy").items():
+        over = "all transports" if found.transports == ALL_TRANSPORTS else ", ".join(found.transports)
+        items.append(f"- {_link(found, name, directory)}: {_summary(found)}; over {over}\n")
+    return "".join(items)
 
 
 def _parameters(kind: str) -> Callable[[Path], str]:
-    """Descriptions of a kind's parameters; components with the same description share a row."""
+    """A kind's parameters. Components with the same one share an item. Errors name limits of numbers."""
 
-    def rows() -> Iterator[tuple[str, ...]]:
+    def items() -> Iterator[str]:
         found = listed(kind)
-        having: dict[tuple[str, ...], list[str]] = {}
+        having: dict[tuple[str, str, str], list[str]] = {}
         for name, each in found.items():
             for field, info in _fields(each).items():
-                row = (f"`{field}`", _yaml(info.default), _allowed(info), info.description or "")
-                having.setdefault(row, []).append(name)
-        for (field, *rest), names in having.items():
+                value = ", else ".join(filter(None, (_yaml(info.default), _others(info))))
+                having.setdefault((field, value, info.description or ""), []).append(name)
+        for (field, value, meaning), names in having.items():
             of = (
                 f"all {_plural(kind)}"
                 if len(names) == len(found)
-                else ", ".join(f"`{name}`" for name in names)
+                else ", ".join(f"`{each}`" for each in names)
             )
-            yield field, of, *rest
+            yield f"- `{field}` ({value}), of {of}: {meaning}\n"
 
-    return lambda _: markdown_table(("parameter", "of", "default", "allowed", "meaning"), rows())
+    return lambda _: "".join(items())
 
 
-def _names(directory: Path) -> str:
-    """The names of all components except strategies, which have a table of their own."""
-    reference = os.path.relpath(PROJECT / "docs" / "components.md", directory)
-    headings = {kind: _plural(kind) for kind in KINDS if kind != "strategy"}
-    rows = [
-        (f"[{heading}]({reference}#{heading})", ", ".join(f"`{name}`" for name in listed(kind)))
-        for kind, heading in headings.items()
-    ]
-    return markdown_table(("kind", "names"), rows)
+def _others(info: FieldInfo) -> str:
+    """The choices of a field beside its default."""
+    choices = [each for each in _choices(info) if each != info.default]
+    return ", ".join(f"`{_yaml(each)}`" for each in choices)
 
 
 def _run_fields(_: Path) -> str:
-    """The fields of a run, with defaults and descriptions."""
+    """The fields of a run, with defaults, other choices and descriptions."""
     defaults = {"strategy": "required", "transport": "the strategy's first", "threads": "from `cpus`"}
-    return markdown_table(
-        ("field", "default", "allowed", "meaning"),
-        [
-            (
-                f"`{name}`",
-                defaults.get(name, _yaml(info.default)),
-                _values(name, info),
-                info.description or "",
-            )
-            for name, info in RunSpec.model_fields.items()
-        ],
-    )
-
-
-def _values(name: str, info: FieldInfo) -> str:
-    """The values of a run's field: components of its kind, or plain values."""
-    if name == "node_speed":
-        return "> 0, ≤ 1 for each node"
-    if name in KINDS:
-        return f"[{_plural(name)}](components.md#{_plural(name)})"
-    return _allowed(info)
+    items = []
+    for name, info in RunSpec.model_fields.items():
+        values = ", else ".join(filter(None, (defaults.get(name, _yaml(info.default)), _others(info))))
+        field = f"[`{name}`](components.md#{_plural(name)})" if name in KINDS else f"`{name}`"
+        items.append(f"- {field} ({values}): {info.description or ''}\n")
+    return "".join(items)
 
 
 def _faults(_: Path) -> str:
     """The actions of faults and the moments at which they fire, with the parameters of each."""
     (fault,) = get_args(RunSpec.model_fields["faults"].annotation)
-    rows = []
+    items = []
     for name, info in fault.model_fields.items():
-        of = _part(info.annotation)
-        for parameter, field in of.model_fields.items():
+        for parameter, field in _part(info.annotation).model_fields.items():
             inner = _part(field.annotation)
-            if inner is None:
-                required = "required" if field.is_required() else _yaml(field.default)
-                rows.append((f"`{name}.{parameter}`", required, _limits(field), field.description or ""))
-                continue
-            for each, deeper in inner.model_fields.items():
-                required = "required" if deeper.is_required() else _yaml(deeper.default)
-                path = f"`{name}.{parameter}.{each}`"
-                rows.append((path, required, _limits(deeper), deeper.description or ""))
-    return markdown_table(("field", "default", "allowed", "meaning"), rows)
+            named = inner.model_fields.items() if inner else [("", field)]
+            for each, deeper in named:
+                path = ".".join(filter(None, (name, parameter, each)))
+                default = "required" if deeper.is_required() else _yaml(deeper.default)
+                items.append(f"- `{path}` ({default}): {deeper.description or ''}\n")
+    return "".join(items)
 
 
 def _link_fields(_: Path) -> str:
     """The properties of a link."""
-    rows = [
-        (f"`{name}`", _limits(info), info.description or "") for name, info in Link.model_fields.items()
-    ]
-    return markdown_table(("field", "allowed", "meaning"), rows)
+    return "".join(f"- `{name}`: {info.description or ''}\n" for name, info in Link.model_fields.items())
 
 
 def _part(annotation: Any) -> Any:
@@ -275,23 +209,6 @@ def _part(annotation: Any) -> Any:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     models = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
     return models[0] if models else None
-
-
-def _limits(info: FieldInfo) -> str:
-    """The limits of a number, also where null is allowed beside it."""
-    if found := _allowed(info):
-        return found
-    for option in get_args(info.annotation):
-        metadata = [limit for each in getattr(option, "__metadata__", ()) for limit in _each_limit(each)]
-        if metadata:
-            return ", ".join(metadata)
-    return ""
-
-
-def _each_limit(of: Any) -> list[str]:
-    """The limits in a pydantic field's metadata."""
-    metadata = of.metadata if isinstance(of, FieldInfo) else [of]
-    return [limit for each in metadata if (limit := _limit(each))]
 
 
 def _labs(directory: Path) -> str:
@@ -304,8 +221,7 @@ def _labs(directory: Path) -> str:
         at_most = " at most" if any(run.target_accuracy is not None for run in sweep.runs) else ""
         epochs = f"{sum(run.epochs for run in sweep.runs)}{at_most}"
         page = os.path.relpath(PROJECT / "docs" / "labs" / f"{name}.md", directory)
-        exercise = f"{title.removesuffix('.')}. Differs: {'; '.join(_differences_of(sweep))}"
-        rows.append((f"[{name}]({page})", exercise, data, str(len(sweep.runs)), epochs))
+        rows.append((f"[{name}]({page})", title.removesuffix("."), data, str(len(sweep.runs)), epochs))
     return markdown_table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
 
 
@@ -315,15 +231,11 @@ def _differences(name: str) -> Callable[[Path], str]:
     def block(directory: Path) -> str:
         sweep = load_sweep(LABS / f"{name}.yml")
         hardware = sweep.spec.lab.hardware if sweep.spec.lab else NOT_STATED
-        return "".join(
-            f"- {fact}\n" for fact in [f"hardware of the source: {hardware}", *_differences_of(sweep)]
-        )
+        known = sweep.spec.lab.differences(sweep.runs) if sweep.spec.lab else []
+        facts = [f"hardware of the source: {hardware}", *(known or [labs.NONE_KNOWN])]
+        return "".join(f"- {fact}\n" for fact in facts)
 
     return block
-
-
-def _differences_of(sweep: Sweep) -> list[str]:
-    return (sweep.spec.lab.differences(sweep.runs) if sweep.spec.lab else []) or [labs.NONE_KNOWN]
 
 
 def _export_formats(directory: Path) -> str:
@@ -380,20 +292,17 @@ def _plural(kind: str) -> str:
 # All tables, by the name in the marker.
 TABLES: dict[str, Callable[[Path], str]] = {
     **{kind: _brief(kind) for kind in KINDS},
-    **{f"{kind} details": _with_parameters(kind) for kind in KINDS},
     "strategy transports": _transports,
     **{
         f"{kind} parameters": _parameters(kind)
         for kind, registry in KINDS.items()
         if isinstance(registry, ComponentRegistry)
     },
-    "components": _names,
     "run fields": _run_fields,
     "faults": _faults,
     "link fields": _link_fields,
     "export formats": _export_formats,
     "launchers": _launchers,
-    "shared parameters": strategy_api.parameters,
     **{f"methods of {name}": strategy_api.reference(name) for name in strategy_api.CLASSES},
     "summary columns": _columns("summary.csv"),
     "result columns": _columns("results.csv"),

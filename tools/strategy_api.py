@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,19 +17,17 @@ from orchestrator.shipped import IMPORT_ROOT
 Method = ast.FunctionDef
 # Limits on what a user's class declares.
 _LIMITED = re.compile(r"Annotated\[(.+?), Field\([^()]*\)\]")
+_BRACKETS = re.compile(r"(\() |,? (\))")  # of a signature that was on several lines
 _ITEM = re.compile(r"(?m)^([\w, ]+): ")
 
 
 @dataclass(frozen=True)
 class Described:
-    """A class, and its methods by group, in the order in which an author of strategies needs them.
-
-    Methods without a group follow in a list: a strategy does not call them.
-    """
+    """A class, and methods that a strategy calls, by group, in the order in which an author needs them."""
 
     file: str  # below trainer/
     variable: str  # what an instance is called
-    groups: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, str]
 
 
 CLASSES = {
@@ -39,9 +37,8 @@ CLASSES = {
         {
             "The algorithm": "train",
             "Roles of ranks": "replicas replica_of reports_samples sees_inputs",
-            "Limits": "validation_error recompute_error not_checkpointed shared_state",
-            "What a report compares with": "updates_use_global_batch micro_batch_count parts_of_work "
-            "bubble step_bytes claimed_equal",
+            "Limits": "validation_error recompute_error not_checkpointed",
+            "What a report compares with": "updates_use_global_batch bubble step_bytes",
         },
     ),
     "Session": Described(
@@ -64,10 +61,8 @@ CLASSES = {
         {
             "Gradient and step": "backward gradient set_gradient step scaled_step",
             "Weights": "weights set_weights",
-            "Parameters and buffers": "flat_parameters set_flat_parameters flat_buffers set_flat_buffers "
-            "parameters_and_buffers parameter_count shapes",
+            "Parameters and buffers": "flat_parameters set_flat_parameters flat_buffers set_flat_buffers",
             "Optimizer": "lr set_lr optimizer_state set_optimizer_state reset_optimizer",
-            "Forked ranks": "use_shared_weights",
         },
     ),
     "Communicator": Described(
@@ -80,10 +75,10 @@ CLASSES = {
             "Groups": "split",
         },
     ),
-    "SendRequest": Described("comm/base.py", "request", {"End": "wait"}),
 }
 
 
+_SELDOM = "Rarely needed"  # and so only named
 # What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
 DECLARED: dict[str, dict[str, str]] = {
     "Most strategies need": {
@@ -111,7 +106,7 @@ DECLARED: dict[str, dict[str, str]] = {
         "shards_state": "",
         "alike_between_rounds": "",
     },
-    "Rarely needed": {
+    _SELDOM: {
         "max_nodes": "ends",
         "evaluates_together": "",
         "exchanges_in_steps": "",
@@ -141,27 +136,6 @@ def reference(name: str) -> Callable[[Path], str]:
     return block
 
 
-def parameters(_: Path) -> str:
-    """The types of parameters that strategies share, with their values."""
-    source = (IMPORT_ROOT / "trainer" / CLASSES["Strategy"].file).read_text(encoding="utf-8")
-    return "".join(
-        f"- `{ast.unparse(node.targets[0])}`, `{found[0]}`: {found[1]}\n"
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and (found := _annotated(node.value))
-    )
-
-
-def _annotated(node: ast.expr) -> tuple[str, str] | None:
-    """The type and the description in `Annotated[type, Field(description=...)]`."""
-    match node:
-        case ast.Subscript(
-            value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[of, ast.Call(keywords=keywords)])
-        ):
-            (text,) = (each.value for each in keywords if each.arg == "description")
-            return ast.unparse(of).replace("'", '"'), ast.literal_eval(text)
-    return None
-
-
 def _is_public(method: Method) -> bool:
     """Whether it is to be described; the setter of a property is not."""
     return not method.name.startswith("_") and not any(
@@ -177,19 +151,15 @@ def _lines(
         yield from _declarations(node, source)
     for group, names in described.groups.items():
         yield f"### {group}\n"
-        for each in names.split():
-            method = methods.pop(each)
-            yield f"```python\n{_signature(method, described.variable, source)}\n```\n"
-            yield _markdown(method)
-    if methods:
-        yield "### Other methods\n\nShardyard calls them; a strategy seldom does.\n"
-        for method in methods.values():
-            yield f"- `{method.name}`: {_markdown(method).partition(chr(10))[0]}"
+        for method in map(methods.__getitem__, names.split()):
+            signature = " ".join(_signature(method, described.variable, source).split())
+            call = _BRACKETS.sub(r"\1\2", signature)
+            yield f"- `{call}`: {_item(method)}"
         yield ""
 
 
 def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
-    """Tables of the class variables, with the comments above them."""
+    """Lists of the class variables, with the comments above them and the laws that try them."""
     rows = {}
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.annotation, ast.Subscript):  # ClassVar[...]
@@ -198,12 +168,15 @@ def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
                 above -= 1
             comment = " ".join(line.strip(" #") for line in source[above : each.lineno - 1])
             name, default = ast.unparse(each.target), f" = {ast.unparse(each.value)}" if each.value else ""
-            rows[name] = f"| `{name}{default}` | {comment} |"
+            rows[name] = f"- `{name}{default}`: {comment}"
     for group, laws in DECLARED.items():
         yield f"### {group}\n"
-        yield "| attribute | what it says | [law](check.md#strategies) |\n| --- | --- | --- |"
-        for name, law in laws.items():
-            yield rows.pop(name) + (f" `{law}` |" if law else " |")
+        if group == _SELDOM:
+            named = ", ".join(f"`{name}`" for name in laws)
+            yield f"[strategy.py](../trainer/core/strategy.py) describes {named}."
+        else:
+            for name, law in laws.items():
+                yield rows[name] + (f" [`{law}`](check.md#strategies)" if law else "")
         yield ""
 
 
@@ -219,6 +192,20 @@ def _signature(method: Method, variable: str, source: list[str]) -> str:
 
 def _without_limits(declared: str) -> str:
     return _LIMITED.sub(r"\1", declared)
+
+
+def _item(method: Method) -> str:
+    """The first paragraph of the docstring, and what its arguments are, for an item of a list."""
+    first, *paragraphs = (ast.get_docstring(method) or "").split("\n\n")
+    described = [text for text in paragraphs if text.startswith("Args:")]
+    return " ".join([" ".join(first.split()), *map(_arguments, described)])
+
+
+def _arguments(paragraph: str) -> str:
+    items = re.split(r"\n(?! )", dedent(paragraph.partition("\n")[2]))
+    return " ".join(
+        _ITEM.sub(lambda found: f"`{found[1]}`: ", " ".join(item.split()), count=1) for item in items
+    )
 
 
 def _markdown(node: ast.ClassDef | Method) -> str:

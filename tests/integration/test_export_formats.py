@@ -199,8 +199,8 @@ def test_recipe_for_latex(tmp_path: Path) -> None:
 
 def test_the_commands_and_the_recipes_of_the_page_run(tmp_path: Path) -> None:
     shown = [line for block in blocks("docs/export.md", "") for line in block.splitlines()]
-    assert all(line.startswith("python -m orchestrator ") for line in shown)
-    lines = [shlex.split(line)[3:] for line in shown]
+    assert all(line.startswith("shardyard ") for line in shown)
+    lines = [shlex.split(line)[1:] for line in shown]
     assert [line[0] for line in lines] == ["run", "export", "export"]
     for line in lines:
         if "tensorboard" not in line or find_spec("tensorboard"):

@@ -26,7 +26,7 @@ def test_the_exports_of_the_page_on_kubernetes(tmp_path: Path) -> None:
     (commands,) = blocks("docs/kubernetes.md", "")
     written = {}
     for line in map(shlex.split, commands.splitlines()):
-        written[line[6]] = run_ok(*line[3:], directory=tmp_path).stdout.count("added: ")
+        written[line[4]] = run_ok(*line[1:], directory=tmp_path).stdout.count("added: ")
     assert written == {"kubernetes": 4}  # runs, and what they share
     for block in blocks("docs/kubernetes.md", "sh"):
         done = run(["bash", "-n", "-c", block], tmp_path)
@@ -48,7 +48,7 @@ def test_the_commands_of_the_page_on_comparing(tmp_path: Path) -> None:
     (sweep,) = blocks("docs/comparing.md", "yaml")
     (tmp_path / "small.yml").write_text(sweep)
     lines = [line for block in blocks("docs/comparing.md", "") for line in block.splitlines()]
-    commands = [each.groups() for line in lines if (each := re.fullmatch(r'make (\w+) ARGS="(.*)"', line))]
+    commands = [each.groups() for line in lines if (each := re.fullmatch(r"shardyard (\w+) (.*)", line))]
     assert [command for command, _ in commands] == ["sweep", "sweep", "compare", "compare"]
     *_, printed, _ = (
         run_ok(command, *shlex.split(options), directory=tmp_path).stdout for command, options in commands

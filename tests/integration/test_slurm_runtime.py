@@ -105,7 +105,7 @@ def test_examples_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
     (options,) = blocks("docs/slurm.md", "yaml")
     SlurmOptions.model_validate(parse_yaml(options, "docs/slurm.md")["slurm"])
     (commands,) = blocks("docs/slurm.md", "bash")
-    ours = re.findall(r'^make (\w+) ARGS="(.*)"$', commands, re.MULTILINE)
+    ours = re.findall(r"^shardyard (\w+) (.*)$", commands, re.MULTILINE)
     assert [command for command, _ in ours] == ["sweep", "run"]
     for number, (command, arguments) in enumerate(ours):
         out = tmp_path / str(number)

@@ -77,14 +77,16 @@ def commands_shown() -> list[str]:
     """Every command line that a page shows for make or the orchestrator, without its comment."""
     lines = [line for text in blocks("", *PAGES) for line in text.replace("\\\n", " ").splitlines()]
     for prose in PROSE.values():
-        lines += re.findall(r"`((?:make|python -m orchestrator) [^`]+)`", prose)
-    shown = (" ".join(line.partition(" #")[0].split()) for line in lines)
-    return sorted({line for line in shown if re.match(r"make |(\S*/)?python -m orchestrator ", line)})
+        lines += re.findall(r"`((?:make|shardyard|python -m orchestrator) [^`]+)`", prose)
+    shown = (" ".join(line.partition(" #")[0].removeprefix("$ ").split()) for line in lines)
+    return sorted(
+        {line for line in shown if re.match(r"make |shardyard (?!--)|(\S*/)?python -m orchestrator ", line)}
+    )
 
 
 def orchestrator_commands(line: str) -> list[list[str]]:
     """The arguments that a command passes to the orchestrator; for make, those in its recipe."""
-    recipe = line
+    recipe = re.sub(r"^shardyard ", "-m orchestrator ", line)
     if line.startswith("make "):
         command = ["make", "-n", "-o", ".venv/ready", "-o", ".venv/ready-dev", *shlex.split(line)[1:]]
         alone = {"PATH": os.environ["PATH"]}  # without the arguments of a `make` around this test
@@ -107,8 +109,8 @@ def parse(arguments: list[str]) -> None:
 
 def test_shown_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
-    shown = [line for line in commands_shown() if "RESULTS_DIR" not in line and "NAME" not in line]
-    assert {"make sweep", "make test", "make test-all", "make doctor"} <= {*shown}
+    shown = [line for line in commands_shown() if not re.search("RESULTS_DIR|NAME|…", line)]
+    assert {"make sweep", "make test", "make test-all", "shardyard doctor"} <= {*shown}
     targets = [line.split()[1] for line in shown if re.fullmatch(r"make [\w-]+", line)]
     others = [line for line in shown if line.removeprefix("make ") not in targets]
     for line in [" ".join(["make", *targets]), *others]:
@@ -120,13 +122,11 @@ def test_shown_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_shown_commands_that_change_labs_have_runs(tmp_path: Path) -> None:
-    shown = [
-        line for line in commands_shown() if re.search(r"orchestrator lab (?!NAME).*--(set|nodes)", line)
-    ]
+    shown = [line for line in commands_shown() if re.match(r"shardyard lab (?!NAME).*--(set|nodes)", line)]
     assert shown
     for line in shown:
         options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
-        done = CliRunner().invoke(app, [*shlex.split(line)[3:], *options])
+        done = CliRunner().invoke(app, [*shlex.split(line)[1:], *options])
         assert done.exit_code == 0, (line, done.exception or done.output)
 
 
@@ -178,10 +178,10 @@ def test_mutants_fit_the_sources_and_the_page_of_bugs_names_their_tests_and_repo
     assert len(rows) >= 30
 
 
-def test_versions_in_the_readme_are_pinned() -> None:
+def test_versions_to_install_are_pinned() -> None:
     files = ("requirements.txt", "trainer/requirements.txt")
     pinned = {word for file in files for word in (PROJECT / file).read_text().split()}
-    named = {*re.findall(r"\b[a-z]+==[\d.]+", PAGES[PROJECT / "README.md"])}
+    named = {*re.findall(r"\b[a-z]+==[\d.]+", PAGES[DOCS / "questions.md"])}
     assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
     assert named <= pinned
 
@@ -196,6 +196,11 @@ def test_generated_tables_are_current(tmp_path: Path) -> None:
     for kind in KINDS:
         assert asked & {kind, f"{kind} details", f"{kind} transports"}, kind
     assert {*KINDS["strategy"].entries} - {*listed("strategy")} == {"fault_injection"}
+
+
+def test_the_readme_has_every_strategy_in_one_group() -> None:
+    table = PAGES[PROJECT / "README.md"].partition("| strategies |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(listed("strategy"))
 
 
 def test_what_a_strategy_declares_is_in_one_group_with_a_law_that_exists() -> None:
