@@ -32,6 +32,7 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
+from orchestrator.course import Visibility
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths, check_output, claimed, write_atomic
@@ -114,7 +115,7 @@ def _sandbox_of(runtime: str | None) -> MakeSandbox:
             text_console(sys.stderr).print("your code runs with your rights; --runtime docker confines it")
         return found
 
-    return lambda inspection: selected().runtime.inspection_sandbox(inspection)
+    return lambda program: selected().runtime.sandbox(program)
 
 
 Nodes = Annotated[str | None, typer.Option(help="Node counts that replace the file's, e.g. 1,2,4.")]
@@ -852,6 +853,23 @@ def course_grade(
         Path | None,
         typer.Option("--csv", parser=_directory, metavar="FILE", help="Also write a gradebook as CSV."),
     ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--gradescope",
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Also write Gradescope's results.json there; of several submissions, each in a directory "
+            "of its name.",
+        ),
+    ] = None,
+    visibility: Annotated[
+        Visibility, typer.Option(help="When students see the tests on Gradescope.")
+    ] = "after_published",
+    user: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Run submissions as this user, with --runtime local, as root."),
+    ] = "",
 ) -> None:
     """Grade submissions with tests; a wrong submission is no error."""
     from orchestrator.commands.course import grade
@@ -859,7 +877,19 @@ def course_grade(
 
     limits = Limits(memory_mb, processes)
     raise typer.Exit(
-        grade(submissions, tests, runtime, jobs, limits, as_json, text_console(), csv_file=csv_file)
+        grade(
+            submissions,
+            tests,
+            runtime,
+            jobs,
+            limits,
+            as_json,
+            text_console(),
+            csv_file=csv_file,
+            results=results,
+            visibility=visibility,
+            user=user,
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that ship with Shardyard: sweeps, compose files and the sources of the trainer image.
+"""Files that ship with Shardyard: sweeps, assignments, compose files and the sources of the trainer image.
 
 In a checkout they lie beside the packages; an installed wheel has them as package data (pyproject.toml).
 """
@@ -19,6 +19,7 @@ ROOT = _PACKAGE_DATA if _PACKAGE_DATA.is_dir() else IMPORT_ROOT
 SWEEPS = ROOT / "sweeps"
 LABS = SWEEPS / "labs"
 COMPOSE = ROOT / "compose"
+COURSES = ROOT / "courses"
 STANDARD_INPUT = Path("/dev/stdin")
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from orchestrator import __version__
     from orchestrator.api import Figure, Results, Table, load, run, sweep
     from orchestrator.errors import InputError, StorageError
-    from trainer.comm.base import Communicator, SendRequest
+    from trainer.comm.base import Communicator
+    from trainer.comm.nonblocking import Request
     from trainer.core.strategy import (
         Init,
         MicroBatches,
@@ -42,7 +43,7 @@ _MODULES = {
     "InputError": "orchestrator.errors",
     "StorageError": "orchestrator.errors",
     "Communicator": "trainer.comm.base",
-    "SendRequest": "trainer.comm.base",
+    "Request": "trainer.comm.nonblocking",
     "Init": "trainer.core.strategy",
     "MicroBatches": "trainer.core.strategy",
     "OptimizerState": "trainer.core.strategy",
@@ -87,8 +88,8 @@ __all__ = [
     "OptimizerState",
     "Partitioner",
     "Replica",
+    "Request",
     "Results",
-    "SendRequest",
     "Session",
     "Split",
     "SplitPoints",

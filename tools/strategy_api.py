@@ -71,7 +71,9 @@ CLASSES = {
         {
             "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all gather "
             "broadcast shift barrier",
-            "From rank to rank": "send recv isend",
+            "Beside the computation": "iall_reduce iweighted_mean iall_gather ireduce_scatter ibroadcast "
+            "ishift",
+            "From rank to rank": "send recv isend irecv",
             "Groups": "split",
         },
     ),
@@ -108,6 +110,7 @@ DECLARED: dict[str, dict[str, str]] = {
     },
     _SELDOM: {
         "max_nodes": "ends",
+        "overlaps_backward": "",
         "evaluates_together": "",
         "exchanges_in_steps": "",
         "uses_replica": "",

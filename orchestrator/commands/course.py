@@ -7,20 +7,23 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from pwd import getpwnam
 
 from rich.console import Console
 from rich.progress import Progress
 
 from orchestrator.commands.sweep import INTERRUPTED
-from orchestrator.course.checks import Check, load_checks
+from orchestrator.course import Visibility, gradescope
+from orchestrator.course.checks import load_checks
 from orchestrator.course.grading import Grade, Grader
-from orchestrator.course.local import local_sandbox
+from orchestrator.course.process import contained, local
 from orchestrator.course.submissions import obstacle, submissions_of
 from orchestrator.course.table import gradebook, reasons, table
 from orchestrator.errors import InputError
 from orchestrator.results.store import check_output, write_atomic
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.sandbox.base import Limits
+from orchestrator.runtimes.base import Runtime
+from orchestrator.sandbox.base import Limits, Program
 from trainer.core.registry import suggestion
 
 RUNTIME_NAMES = ("docker", "local")
@@ -37,63 +40,78 @@ def grade(
     console: Console,
     own: bool = False,
     csv_file: Path | None = None,
+    results: Path | None = None,
+    visibility: Visibility = "after_published",
+    user: str = "",
 ) -> int:
     """Grade submissions and print their scores. Returns the exit code: 0 if all were graded.
 
     own: the submissions are one's own. What they print is shown, and lost points are exit code 1.
-    csv_file: where the gradebook is written.
+    csv_file: where the gradebook is written. results: where Gradescope's files are; visibility: when
+    students see them. user: who runs submissions as local processes; empty: the user of this process.
     """
     if csv_file:
         check_output(csv_file, "--csv")
     submissions = submissions_of([path.resolve() for path in paths] if own else paths)
+    files = gradescope.places(results, submissions) if results else {}
+    for file in files.values():
+        check_output(file, "--gradescope")
     checks = load_checks(tests)
-    if runtime not in RUNTIME_NAMES:
-        raise InputError(
-            f"--runtime {runtime}: no such runtime{suggestion(runtime, RUNTIME_NAMES)}; "
-            f"known: {', '.join(RUNTIME_NAMES)}"
-        )
+    used = _runtime(runtime, user)
+
+    def why_not(directory: Path) -> str | None:
+        return None if own else obstacle(directory, other_user=used.confines or bool(user))
+
+    def program(directory: Path) -> Program:
+        return contained(directory, limits) if used.confines else local(directory, limits, own, user)
+
     try:
-        if runtime == "docker":
-            grades = _in_containers(submissions, checks, jobs, limits)
-        else:
-            RUNTIMES.load("local")().clean()
-            grader = Grader(
-                checks,
-                lambda path: local_sandbox(path, limits, prints=own),
-                lambda path: None if own else obstacle(path, other_user=False),
-            )
-            grades = _graded(submissions, grader, jobs)
+        used.sandbox(program(Path()))  # raises InputError if there can be none
+        grader = Grader(checks, lambda path: used.sandbox(program(path)), why_not)
+        grades = _graded(submissions, grader, jobs)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; nothing is left running")
         return INTERRUPTED
+    finally:
+        used.remove_sandboxes()
+        used.close()
     if as_json:
         print(json.dumps({"submissions": [each.model_dump() for each in grades]}, indent=2))
     else:
         console.print(table(grades), soft_wrap=False)
-        for each in grades:
-            for line in reasons(each):
-                console.print(line, soft_wrap=False)
+        for line in (line for each in grades for line in reasons(each)):
+            console.print(line, soft_wrap=False)
     if csv_file:
         write_atomic(csv_file, gradebook(grades))
+    if files:
+        gradescope.write(grades, files, visibility)
     lost = own and any(each.points < each.possible for each in grades)
     return FAILED if lost or any(each.error for each in grades) else 0
 
 
-def _in_containers(
-    submissions: dict[str, Path], checks: Sequence[Check], jobs: int | None, limits: Limits
-) -> list[Grade]:
-    from orchestrator.course.containers import ContainerSandboxes
+def _runtime(name: str, user: str) -> Runtime:
+    """Where submissions run. Raises InputError if they cannot."""
+    if name not in RUNTIME_NAMES:
+        known = ", ".join(RUNTIME_NAMES)
+        hint = suggestion(name, RUNTIME_NAMES)
+        raise InputError(f"--runtime {name}: no such runtime{hint}; known: {known}")
+    found = RUNTIMES.load(name)()
+    if reason := found.unavailable_reason():
+        raise InputError(f"--runtime {name}: {reason}; or --runtime local, for code that you trust")
+    if user:
+        _check_user(user, found)
+    found.clean()
+    return found
 
-    sandboxes = ContainerSandboxes()
+
+def _check_user(user: str, runtime: Runtime) -> None:
+    """Raises InputError unless local processes can have the rights of this user."""
     try:
-        grader = Grader(
-            checks,
-            lambda path: sandboxes.sandbox(path, limits),
-            lambda path: obstacle(path, other_user=True),
-        )
-        return _graded(submissions, grader, jobs)
-    finally:
-        sandboxes.close()
+        getpwnam(user)
+    except KeyError:
+        raise InputError(f"--user {user}: there is no such user") from None
+    if runtime.confines or os.geteuid() != 0:
+        raise InputError(f"--user {user}: only with --runtime local, and if root runs this command")
 
 
 def _graded(submissions: dict[str, Path], grader: Grader, jobs: int | None) -> list[Grade]:

@@ -50,7 +50,7 @@ class SelectedRuntime:
 
     def imports(self, directory: Path, data_dir: Path) -> Imports:
         """What finds users' components of a sweep in `directory`, with the software of the nodes."""
-        return Imports(directory, data_dir, self.runtime.inspection_sandbox)
+        return Imports(directory, data_dir, self.runtime.sandbox)
 
     def shared_cores(self) -> float:
         """The cores that quotas can divide among the nodes of a run.
@@ -88,7 +88,7 @@ class RuntimeSelection:
     def imports(self, directory: Path, data_dir: Path) -> Callable[[SweepSpec], Imports]:
         """What finds users' components in `directory`; it selects a runtime when it meets the first."""
         return lambda spec: Imports(
-            directory, data_dir, lambda inspection: self.of(spec).runtime.inspection_sandbox(inspection)
+            directory, data_dir, lambda program: self.of(spec).runtime.sandbox(program)
         )
 
 

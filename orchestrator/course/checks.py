@@ -1,21 +1,22 @@
-"""How tests of an assignment are written: a check is a function with points, a law and cases.
+'''How tests of an assignment are written: a check is a function with points and cases.
 
-    @check("partitioner.py", points=2, title="no overlap", law="Every sample is in at most one part.",
-           reason="A sample on two nodes counts twice in an average.",
-           cases=[{"samples": 2, "parts": 2}, {"samples": 10, "parts": 3}])
+    @check("partitioner.py", points=2, cases=[(2, 2), (10, 3)])
     def no_overlap(student, samples, parts):
+        """Every sample is in at most one part.
+
+        A sample on two nodes counts twice in an average.
+        """
         split = student.call("MyPartitioner.partition", labels, parts, Seed(0))
         equal(len(set(np.concatenate(split))), samples, "different samples")
 
 The function runs in the grader's process, the student's code elsewhere: `student` calls it.
-"""
+'''
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import math
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import InputError
+from trainer.core.user_code import ImportFailure, load_module
 
 MAX_WHOLE = 4  # values of an array that is shown as a whole; of a longer one, the first wrong value
 MAX_SHOWN = 120  # characters of a value in a reason
@@ -68,18 +70,31 @@ def check(
     file: str,
     *,
     points: int,
-    title: str,
-    law: str,
-    reason: str,
-    cases: Sequence[Values] = ({},),
+    title: str = "",
+    law: str = "",
+    reason: str = "",
+    cases: Sequence[Values | tuple[Any, ...]] = ({},),
     seconds: float = 10.0,
 ) -> Callable[[Callable[..., None]], Check]:
-    """Make a function a check, with the attributes of Check."""
+    """Make a function a check, with the attributes of Check.
+
+    By default, its name is the title, and the two paragraphs of its docstring are law and reason. A case
+    can be a tuple: the values of the parameters after `student`, in their order.
+    """
     if not file.endswith(".py") or "/" in file:
         raise ValueError(f"file {file!r}: expected the name of a Python file of the submission")
-    if points < 1 or seconds <= 0 or not cases:
-        raise ValueError(f"check {title!r}: points, seconds and cases must be above 0")
-    return lambda function: Check(function, file, points, title, law, reason, cases, seconds)
+
+    def made(function: Callable[..., None]) -> Check:
+        stated, *more = (" ".join(each.split()) for each in (function.__doc__ or "").split("\n\n"))
+        own = title or function.__name__.replace("_", " ")
+        if points < 1 or seconds <= 0 or not cases or not (law or stated):
+            raise ValueError(f"check {own!r}: points, seconds, cases and a law must be given, and above 0")
+        _, *names = inspect.signature(function).parameters
+        named = [dict(zip(names, each, strict=True)) if isinstance(each, tuple) else each for each in cases]
+        because = reason or " ".join(more)
+        return Check(function, file, points, own, law or stated, because, named, seconds)
+
+    return made
 
 
 def equal(got: Any, expected: Any, what: str = "") -> None:
@@ -163,19 +178,9 @@ def load_checks(paths: Sequence[Path]) -> list[Check]:
 
 
 def _checks_of(file: Path) -> list[Check]:
-    name = f"shardyard_checks_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None  # noqa: S101  (its name ends in .py)
-    assert spec.loader is not None  # noqa: S101
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # SystemExit, too, which would end the command without grades
-        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(file)]
-        place = f"{file}, line {lines[-1]}" if lines else str(file)
-        raise InputError(f"--tests {place}: {type(error).__name__}: {error}") from error
-    finally:
-        del sys.modules[name]
+        module = load_module(file.parent.resolve(), file.name)
+    except ImportFailure as error:
+        raise InputError(f"--tests {file}: {error}") from error
+    del sys.modules[module.__name__]  # a file of another directory can have this name
     return [value for value in vars(module).values() if isinstance(value, Check)]

@@ -33,10 +33,13 @@ Text = Annotated[str, AfterValidator(shown)]
 class Reason(Record):
     """Why a check failed. case: the smallest input on which it failed; empty if there is one case."""
 
-    case: Text
+    case: Text = ""
     problem: Text
-    expected: Text
-    got: Text
+    expected: Text = ""
+    got: Text = ""
+
+    def __str__(self) -> str:
+        return f"with {self.case}: {self.problem}" if self.case else self.problem
 
 
 class Score(Record):
@@ -62,19 +65,20 @@ class Grade(Record):
     scores: list[Score]
 
 
-MakeSandbox = Callable[[Path], Sandbox]
-Obstacle = Callable[[Path], str | None]
-
-
 class Grader:
     """Grades submissions, each with limits of its own.
 
     Args:
-        obstacle: why a submission cannot be graded; None if it can.
+        checks: what each is graded by.
+        make_sandbox: the sandbox of one, not yet started.
+        obstacle: why one cannot be graded; None if it can.
     """
 
     def __init__(
-        self, checks: Sequence[Check], make_sandbox: MakeSandbox, obstacle: Obstacle = lambda _: None
+        self,
+        checks: Sequence[Check],
+        make_sandbox: Callable[[Path], Sandbox],
+        obstacle: Callable[[Path], str | None] = lambda _: None,
     ) -> None:
         self._checks, self._make, self._obstacle = checks, make_sandbox, obstacle
         # A submission that stops in every check has all its limits, and time to start as often.
@@ -121,11 +125,9 @@ class Grader:
 
     def _score(self, name: str, directory: Path, check: Check, deadline: float) -> Score:
         started = time.monotonic()
+        failure: Reason | None = Reason(problem=f"the {self._seconds:g} s for all its tests are over")
         if started < deadline:
             failure = self._failure(name, directory, check)
-        else:
-            spent = f"the {self._seconds:g} s for all its tests are over"
-            failure = Reason(case="", problem=spent, expected="", got="")
         return Score(
             file=check.file,
             title=check.title,
@@ -141,23 +143,23 @@ class Grader:
         """Why the submission fails the check; None if it passes. Raises SandboxError."""
         try:
             open_below(directory, check.file).close()
+        except FileNotFoundError:
+            return Reason(problem=ABSENT)
         except OSError as error:
-            problem = ABSENT if isinstance(error, FileNotFoundError) else f"{check.file}: {error.strerror}"
-            return Reason(case="", problem=problem, expected="", got="")
+            return Reason(problem=f"{check.file}: {error.strerror}")
         student = Student(self._channel(name, directory), check.file, check.seconds)
         case: Values = {}
         try:
             for case in check.cases:
                 check.function(student, **case)
-        except Failure as failure:
-            return Reason(
-                case=case_text(case), problem=failure.problem, expected=failure.expected, got=failure.got
-            )
+        except Failure as error:
+            at = case_text(case)
+            return Reason(case=at, problem=error.problem, expected=error.expected, got=error.got)
         except SandboxError:
             raise
         except BaseException as error:  # such as an index into a list that is too short; also SystemExit
             text = f"the check cannot use what it returned ({type(error).__name__}: {error})"
-            return Reason(case=case_text(case), problem=text, expected="", got="")
+            return Reason(case=case_text(case), problem=text)
         finally:
             if not student.intact:
                 self._close(name)
@@ -165,20 +167,19 @@ class Grader:
 
     def _channel(self, name: str, directory: Path) -> Channel:
         """A channel to a process that has imported no file of the submission."""
-        if self._stopped.is_set():
-            raise SandboxError("grading was stopped")
-        if channel := self._channels.get(name):
+        if (channel := self._channels.get(name)) and not self._stopped.is_set():
             try:
                 channel.renew()
                 channel.send({"reset": True}, time.monotonic() + READY_S)  # import its files again
                 return channel
             except (Ended, TimedOut):  # code that returned has ended the process later
                 self._close(name)
-        channel = self._channels[name] = Channel(self._make(directory))
-        if self._stopped.is_set():
+        if not self._stopped.is_set():
+            self._channels[name] = channel = Channel(self._make(directory))
+            if not self._stopped.is_set():
+                return channel
             channel.close()
-            raise SandboxError("grading was stopped")
-        return channel
+        raise SandboxError("grading was stopped")
 
     def _close(self, name: str) -> None:
         if channel := self._channels.pop(name, None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,10 @@ class Network:
 
         return send, recv
 
+    def arguments(self, own: Iterable[Iterable[Any]]) -> list[tuple[Any, ...]]:
+        """The arguments of each rank: its own, then rank, size, `send` and `recv`."""
+        return [(*each, rank, self._size, *self.functions(rank)) for rank, each in enumerate(own)]
+
     def _check(self, rank: int, peer: Any) -> None:
         if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < self._size:
             raise ValueError(f"{peer} is no rank; allowed: 0 to {self._size - 1}")
@@ -82,6 +86,10 @@ class Collective:
             return self.sum(rank, np.asarray(values, dtype=float))
 
         return all_reduce
+
+    def arguments(self, own: Iterable[Iterable[Any]]) -> list[tuple[Any, ...]]:
+        """The arguments of each rank: its own, then `all_reduce`."""
+        return [(*each, self.function(rank)) for rank, each in enumerate(own)]
 
     def sum(self, rank: int, values: np.ndarray) -> np.ndarray:
         """The sum of the values of all ranks. Raises Waiting."""

@@ -6,12 +6,12 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.course.checks import Failure
-from orchestrator.sandbox.base import Channel, Ended, TimedOut
-from trainer.core.frames import ProtocolError
+from orchestrator.sandbox.base import Channel, Ended, TimedOut, no_answer
+from trainer.core.frames import NO_MESSAGE, ProtocolError
 from trainer.core.record import cut, one_line
 from trainer.course.protocol import decode, encode
 
@@ -70,12 +70,22 @@ class Student:
         self.intact = False  # until all have returned
         try:
             results = _Calls(self._channel, self._deadline).run(self._file, target, calls, fields or {})
-        except TimedOut:
-            raise Failure(f"it did not finish within {self._seconds:g} s") from None
-        except (Ended, ProtocolError) as error:
-            raise Failure(f"it {error}") from None
+        except (Ended, TimedOut, ProtocolError) as error:
+            raise Failure(no_answer(error, "it", self._seconds)) from None
         self.intact = True
         return results
+
+
+@dataclass
+class _Ask:
+    """A rank's call of a function of the check, which is answered once it need not wait."""
+
+    call: int
+    number: int
+    function: Callable[..., Any]
+    arguments: list[Any]
+    named: dict[str, Any]
+    waits_for: str = ""
 
 
 class _Calls:
@@ -97,40 +107,53 @@ class _Calls:
             message = self._next(set(range(len(calls))) - results.keys())
             if time.monotonic() > self._deadline:  # reading a message takes time, too
                 raise TimedOut
-            number = message.get("call")
-            if not isinstance(number, int) or number not in range(len(calls)):
-                raise ProtocolError("wrote to the channel of its answers")
-            if "ask" in message:
-                self._waiting.append(_Ask.of(number, message, self._function))
-                self._serve()
-                if len(self._waiting) > MAX_WAITING:
-                    raise ProtocolError(f"waits in more than {MAX_WAITING} places at once")
-            elif "result" in message:
-                results[number] = decode(message["result"])
-            else:
-                raise _error(number, len(calls), message)
+            match message:
+                case {"call": int(number)} if number not in range(len(calls)):
+                    raise ProtocolError(NO_MESSAGE)
+                case {"call": int(number), "ask": int(ask)}:
+                    self._waiting.append(self._asked(number, ask, message))
+                    self._serve()
+                    if len(self._waiting) > MAX_WAITING:
+                        raise ProtocolError(f"waits in more than {MAX_WAITING} places at once")
+                case {"call": int(number), "result": result}:
+                    results[number] = decode(result)
+                case {"call": int(number), "error": str(error)}:
+                    rank = f"rank {number}" if len(calls) > 1 else "it"
+                    raise Failure(cut(one_line(f"{rank} fails: {error}"), MAX_TEXT))
+                case _:
+                    raise ProtocolError(NO_MESSAGE)
         return [results[number] for number in range(len(calls))]
 
     def _register(self, function: Callable[..., Any]) -> int:
         self._functions.append(function)
         return len(self._functions) - 1
 
-    def _function(self, number: int) -> Callable[..., Any]:
+    def _function(self, number: Any) -> Callable[..., Any]:
         """A function that the student's code knows by its number. Raises ProtocolError."""
         if not isinstance(number, int) or number not in range(len(self._functions)):
-            raise ProtocolError("wrote to the channel of its answers")
+            raise ProtocolError(NO_MESSAGE)
         return self._functions[number]
+
+    def _asked(self, call: int, number: int, message: dict[str, Any]) -> _Ask:
+        """The ask in a message. Raises ProtocolError."""
+        function = self._function(message.get("function"))
+        arguments, named = (decode(message.get(name), self._function) for name in ("arguments", "named"))
+        if not isinstance(arguments, list) or not isinstance(named, dict):
+            raise ProtocolError(NO_MESSAGE)
+        if not all(isinstance(name, str) for name in named):
+            raise ProtocolError(NO_MESSAGE)
+        return _Ask(call, number, function, arguments, named)
 
     def _next(self, unfinished: set[int]) -> dict[str, Any]:
         """The next message. Raises Failure if every unfinished call waits."""
-        if unfinished <= {ask.call for ask in self._waiting}:
-            try:
-                return self._channel.receive(min(self._deadline, time.monotonic() + SETTLE_S))
-            except TimedOut:
-                waits = sorted({(ask.call, ask.waits_for) for ask in self._waiting})
-                text = "; ".join(f"rank {call} waits for {what}" for call, what in waits)
-                raise Failure(f"deadlock: {text}") from None
-        return self._channel.receive(self._deadline)
+        if not unfinished <= {ask.call for ask in self._waiting}:
+            return self._channel.receive(self._deadline)
+        try:
+            return self._channel.receive(min(self._deadline, time.monotonic() + SETTLE_S))
+        except TimedOut:
+            waits = sorted({(ask.call, ask.waits_for) for ask in self._waiting})
+            text = "; ".join(f"rank {call} waits for {what}" for call, what in waits)
+            raise Failure(f"deadlock: {text}") from None
 
     def _serve(self) -> None:
         """Answer what can be answered: an answer to one rank may let others continue."""
@@ -159,46 +182,3 @@ class _Calls:
             # Without the place where the function is defined: `Network.functions.<locals>.send()`.
             text = re.sub(r"[\w.]+\.<locals>\.", "", str(error))
             return {"answer": ask.number, "refused": text}
-
-
-class _Ask(SimpleNamespace):
-    """A rank's call of a function of the check."""
-
-    call: int
-    number: int
-    function: Callable[..., Any]
-    arguments: list[Any]
-    named: dict[str, Any]
-    waits_for: str
-
-    @classmethod
-    def of(cls, call: int, message: dict[str, Any], known: Callable[[int], Callable[..., Any]]) -> _Ask:
-        """The ask in a message. known: the function with a number. Raises ProtocolError."""
-        function = known(message.get("function", -1))
-        arguments, named = (decode(message.get(name), known) for name in ("arguments", "named"))
-        valid = (
-            isinstance(arguments, list)
-            and isinstance(named, dict)
-            and all(isinstance(k, str) for k in named)
-        )
-        if not isinstance(message["ask"], int) or not valid:
-            raise ProtocolError("wrote to the channel of its answers")
-        return cls(
-            call=call,
-            number=message["ask"],
-            function=function,
-            arguments=arguments,
-            named=named,
-            waits_for="",
-        )
-
-
-def _error(number: int, calls: int, message: dict[str, Any]) -> Failure:
-    """The failure of a call that raised an exception."""
-    error = message.get("error")
-    if not isinstance(error, dict):
-        return Failure("it wrote to the channel of its answers")
-    kind, text, where = (cut(str(error.get(name, "")), MAX_TEXT) for name in ("type", "text", "where"))
-    rank = f"rank {number} " if calls > 1 else "it "
-    place = f" ({where})" if where else ""
-    return Failure(cut(one_line(" ".join(f"{rank}raised {kind}{place}: {text}".split())), MAX_TEXT))

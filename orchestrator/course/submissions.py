@@ -58,7 +58,7 @@ def obstacle(directory: Path, other_user: bool) -> str | None:
             needed = 0o5 if S_ISDIR(mode) else 0o4
             if other_user and mode & needed != needed:
                 chmod = f"chmod -R o+rX {quote(str(directory))}"
-                return f"{_shown(path)}: the containers' user cannot read it; {one_line(chmod)}"
+                return f"{_shown(path)}: the user that runs it cannot read it; {one_line(chmod)}"
     except OSError as error:
         return f"{_shown(error.filename)}: {error.strerror}"
     return None

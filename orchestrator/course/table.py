@@ -52,8 +52,7 @@ def _line(grade: Grade, files: Sequence[str]) -> dict[str, str | int]:
 def _feedback(grade: Grade) -> Iterator[str]:
     for score in grade.scores:
         if failure := score.failure:
-            case = f"with {failure.case}: " if failure.case else ""
-            yield f"{score.file}: {score.title} (0 of {score.possible}): {case}{failure.problem}"
+            yield f"{score.file}: {score.title} (0 of {score.possible}): {failure}"
 
 
 def _files(grades: Sequence[Grade]) -> list[str]:
@@ -79,15 +78,14 @@ def reasons(grade: Grade) -> Iterator[Text | Padding]:
         heading = f"{score.file}: {score.title} (0 of {score.possible})"
         yield Padding(Text(heading, style="red"), (0, 0, 0, 2), expand=False)
         same = score.file, failure.problem, failure.expected, failure.got
-        text = f"as “{explained[same]}”" if same in explained else _lines(score, failure)
+        text = f"as “{explained[same]}”" if same in explained else lines(score, failure)
         explained.setdefault(same, score.title)
         yield Padding(Text(text), (0, 0, 0, 4), expand=False)
 
 
-def _lines(score: Score, failure: Reason) -> str:
+def lines(score: Score, failure: Reason) -> str:
     """What failed, and why it matters."""
-    lines = [score.law, score.reason]
-    lines.append(f"{f'With {failure.case}: ' if failure.case else ''}{failure.problem}")
+    found = [score.law, score.reason, f"W{str(failure)[1:]}" if failure.case else str(failure)]
     if failure.expected or failure.got:
-        lines += [f"expected {failure.expected}", f"got      {failure.got}"]
-    return "\n".join(lines)
+        found += [f"expected {failure.expected}", f"got      {failure.got}"]
+    return "\n".join(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from trainer.core.trace import Kind, Trace
 from trainer.time_model.cluster import ANSWER
 from trainer.time_model.collectives import only_receive
-from trainer.time_model.program import COLLECTIVES, NAMES
+from trainer.time_model.program import BESIDE, COLLECTIVES, NAMES
 
 SEND, RECEIVE, REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
 ENTRIES_S = 100e-6  # in which all ranks have to wait for what they have started
@@ -53,7 +54,7 @@ def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list
     found: defaultdict[Exchange, list[float]] = defaultdict(list)
     for exchange, seconds, cpu_s in _collectives(traces):
         found[exchange].append(seconds - cpu_s if without_cpu else seconds)
-    for measure in (_answers, _started, _messages, _requests):
+    for measure in (_answers, _started, _beside, _messages, _requests):
         for exchange, seconds in measure(traces):
             found[exchange].append(seconds)
     return dict(found)
@@ -102,6 +103,31 @@ def _started(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
                 if max(each.entered for each in ended) - all_began < ENTRIES_S:
                     seconds = max(each.left for each in ended) - all_began
                     yield Exchange(NAMES[kinds[0]], ranks, began[0].bytes), seconds
+
+
+def _beside(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """Collectives beside the computation whose end is known, and which did not queue behind another one."""
+    for ranks, members in _by_group(traces, [*BESIDE, int(Kind.START_RECEIVE), int(Kind.WAIT)]).items():
+        last_end = 0.0
+        for mates in zip(*map(_completed, members), strict=False):
+            began = max(start.entered for start, _ in mates)
+            ends = [end for _, end in mates if end is not None]
+            if len(ends) == len(mates) and last_end <= began:
+                first = mates[0][0]
+                yield Exchange(NAMES[first.kind], ranks, first.bytes, first.peer), max(ends) - began
+            last_end = max(last_end, *ends) if ends else inf
+
+
+def _completed(records: Sequence[_Record]) -> list[tuple[_Record, float | None]]:
+    """The collectives that a rank started in a group, and when each was complete; None: not known."""
+    starts: list[_Record] = []
+    ends: dict[int, float] = {}
+    for record in records:
+        if record.kind != Kind.WAIT:
+            starts.append(record)
+        elif record.peer >= 0:  # microseconds for which it was complete before; 0: within the wait
+            ends[record.bytes] = record.entered - record.peer * 1e-6 if record.peer else record.left
+    return [(start, ends.get(number)) for number, start in enumerate(starts) if start.kind in BESIDE]
 
 
 def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:

@@ -7,13 +7,13 @@ until the receiver starts, in a request until the server answers.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 from trainer.time_model.outcome import Interval, Track
-from trainer.time_model.program import COLLECTIVES, NAMES, Entry, Group, join_groups
+from trainer.time_model.program import BESIDE, COLLECTIVES, NAMES, NUMBERED, Entry, Group, join_groups
 
 # Until when a rank waited in a record, and for which rank.
 Wait = tuple[float, int]
@@ -62,7 +62,7 @@ def _track(program: Sequence[Entry], start: float, waits: dict[int, Wait]) -> Tr
             continue
         until, cause = waits.get(at, (begin, -1))
         wait = max(0.0, min(until, end) - begin)
-        size = 0 if kind == Kind.SEND_WAIT else nbytes
+        size = 0 if kind in NUMBERED else nbytes
         intervals.append(Interval(NAMES[kind], begin, end, wait, cause if wait else -1, size))
     return Track(intervals, step_ends)
 
@@ -98,23 +98,27 @@ class _Entries:
         collectives: dict[tuple[Group, bool, int], _Joined] = {}
         for rank, (program, start) in enumerate(zip(programs, starts, strict=True)):
             counts: dict[tuple[Group, bool], int] = defaultdict(int)
-            beside: list[_Joined] = []
-            for at, (kind, index, peer, _, _, entered, _) in enumerate(program):
+            beside: dict[tuple[int, int], _Joined] = {}  # by group and number, until waited for
+            numbers = Counter[int]()
+            for at, (kind, index, peer, number, _, entered, _) in enumerate(program):
                 group = self._groups[rank][index]
-                if kind in COLLECTIVES or kind == Kind.START_ALL_REDUCE:
-                    key = group, kind == Kind.START_ALL_REDUCE
+                if kind in COLLECTIVES or kind in BESIDE:
+                    key = group, kind in BESIDE
                     shift = peer if kind == Kind.SHIFT else 0
                     joined = collectives.setdefault((*key, counts[key]), _Joined(group, shift))
                     joined.entered[rank] = start + entered
                     counts[key] += 1
-                    if kind == Kind.START_ALL_REDUCE:
-                        beside.append(joined)
+                    if kind in BESIDE:
+                        beside[index, numbers[index]] = joined
                     else:
                         self._joined[rank][at] = [joined]
                 elif kind == Kind.WAIT_STARTED:
-                    self._joined[rank][at], beside = beside, []
+                    self._joined[rank][at], beside = [*beside.values()], {}
+                elif kind == Kind.WAIT and (waited := beside.pop((index, number), None)):
+                    self._joined[rank][at] = [waited]
                 elif kind in _TO_PEER:
                     self._entered[kind, group, rank, group.ranks[peer]].append(start + entered)
+                numbers[index] += kind in BESIDE or kind == Kind.START_RECEIVE
 
     def waits(self) -> list[dict[int, Wait]]:
         """The waits of each rank, by record."""

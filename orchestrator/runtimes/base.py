@@ -18,8 +18,8 @@ from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.finding import Finding
 from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.sandbox.base import Sandbox
-from orchestrator.sweeps.trials import Inspection, local_sandbox
+from orchestrator.sandbox.base import Program, Sandbox
+from orchestrator.sweeps.trials import local_sandbox
 from trainer.core.events import Event
 from trainer.core.processes import Suspended
 from trainer.spec.run_spec import RunSpec
@@ -195,9 +195,12 @@ class Runtime(ABC):
     def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
         """Check what the runs of a sweep need together, before a dry run, too. Raises InputError."""
 
-    def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
-        """Where users' components are tried, with the software of the nodes. Raises InputError."""
-        return local_sandbox(inspection)
+    def sandbox(self, program: Program) -> Sandbox:
+        """Where code that is not ours is tried, with the software of the nodes. Raises InputError."""
+        return local_sandbox(program)
+
+    def remove_sandboxes(self) -> None:  # noqa: B027
+        """Remove what is left of sandboxes. Nothing else that this process has started may run."""
 
     def kind(self, spec: RunSpec) -> Hashable | None:
         """What runs have in common that can share a cluster; None: the run gets a cluster of its own."""

@@ -268,6 +268,7 @@ class LedRun(Run):
         finally:
             if self.lost or not self._cluster.shared:
                 self._cluster.delete()
+            shutil.rmtree(self.directory, ignore_errors=True)  # to which lost nodes may write until now
 
     def _is_cancelled(self) -> bool:
         """Let the coordinator end the run. Returns whether it has; one that still starts cannot."""
@@ -279,7 +280,7 @@ class LedRun(Run):
         return self._ending is not None and not self._ending.cut_off
 
     def _save(self) -> None:
-        """Move events, weights, usage and traces to their final paths, and remove the rest."""
+        """Move events, weights, usage and traces to their final paths."""
         self._reader.new()
         self.replaced = next((agent.replaced for agent in self.agents if agent.replaced), None)
         self._events = write_events(self.paths.events, self._reader.events)
@@ -287,7 +288,6 @@ class LedRun(Run):
         for kept in (self.paths.weights, self.paths.usage, *traces):
             with suppress(FileNotFoundError):
                 shutil.move(self.directory / kept.name, kept)
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def collect(self) -> list[Event]:
         return self._events

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from trainer.core.events import signal_name
@@ -42,6 +44,45 @@ class Limits:
     memory_mb: int = 1024
     processes: int = 128
     scratch_mb: int = 64
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a sandbox runs, and what that may have.
+
+    Attributes:
+        module: a module of the trainer, which serves on standard input and output, and its arguments.
+        environment: its variables; as a process of this machine, beside those of this one.
+        limits, readable: those of a container: its limits, and the paths that it can read, with their
+            paths in it.
+        requirements: a file with packages that it needs; None: none.
+        prints: whether the terminal shows what it prints, as a process of this machine.
+        user: whose rights it has, as a process of this machine; empty: those of this process.
+    """
+
+    module: Sequence[str]
+    environment: Mapping[str, str]
+    limits: Limits
+    readable: Mapping[Path, str]
+    requirements: Path | None = None
+    prints: bool = False
+    user: str = ""
+
+
+def no_answer(error: Exception, subject: str, limit_s: float) -> str:
+    """Why a process sent no answer.
+
+    Args:
+        error: what a channel has raised.
+        subject: what the process is called.
+        limit_s: seconds in which it had to answer.
+    """
+    match error:
+        case SandboxError():
+            return str(error)
+        case TimedOut():
+            return f"{subject} did not answer within {limit_s:g} s"
+    return f"{subject} {error}"
 
 
 class Tail:

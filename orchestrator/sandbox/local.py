@@ -7,16 +7,17 @@ import socket
 import subprocess
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from pwd import getpwnam
 from secrets import token_hex
 from threading import Thread
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
 from orchestrator.identity import labelled, own_label
-from orchestrator.sandbox.base import Sandbox, Tail, described_exit, receive, send, shut
+from orchestrator.sandbox.base import Program, Sandbox, Tail, described_exit, receive, send, shut
 from orchestrator.shipped import python_path
 from trainer.core.record import printable
 
@@ -28,16 +29,13 @@ EXIT_S = 5.0  # in which the last that it printed is shown
 class LocalSandbox(Sandbox):
     """A process of this machine, in a session of its own.
 
-    Args:
-        module: a module of the trainer, which serves on standard input and output, and its arguments.
-        environment: variables beside those of this process.
-        prints: pass what the code prints on to standard error, without control characters; at most
-            `SHOWN_BYTES`.
+    What its code prints is shown on standard error, if at all, without control characters, and at most
+    `SHOWN_BYTES` of it.
     """
 
-    def __init__(self, module: Sequence[str], environment: Mapping[str, str], prints: bool = False) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__()
-        self._module, self._environment, self._prints = module, environment, prints
+        self._program = program
         self._run = {"SHARDYARD_RUN": f"sandbox-{token_hex(8)}"}  # finds what the code has started
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -45,18 +43,22 @@ class LocalSandbox(Sandbox):
 
     def open(self) -> None:
         self._socket, theirs = socket.socketpair()
-        own = {**self._environment, **own_label(), **self._run, "PYTHONPATH": python_path()}
+        own = {**self._program.environment, **own_label(), **self._run, "PYTHONPATH": python_path()}
+        rights: dict[str, Any] = {}
+        if user := self._program.user:
+            rights = {"user": user, "group": getpwnam(user).pw_gid, "extra_groups": []}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._module],
+                [sys.executable, "-m", *self._program.module],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
                 env={**os.environ, **own},
                 start_new_session=True,  # Ctrl-C in the terminal is this process's to handle
+                **rights,
             )
         if self._process.stderr:
-            shown = SHOWN_BYTES if self._prints else 0
+            shown = SHOWN_BYTES if self._program.prints else 0
             arguments = (self._process.stderr, self.printed, shown)
             self._reader = Thread(target=_drain, args=arguments, daemon=True)
             self._reader.start()

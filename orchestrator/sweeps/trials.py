@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
 from orchestrator.errors import InputError
-from orchestrator.sandbox.base import Channel, Ended, Sandbox, SandboxError, TimedOut
+from orchestrator.sandbox.base import (
+    Channel,
+    Ended,
+    Limits,
+    Program,
+    Sandbox,
+    SandboxError,
+    TimedOut,
+    no_answer,
+)
 from orchestrator.sandbox.local import LocalSandbox
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.staged_code import StagedCode
@@ -25,41 +33,17 @@ from trainer.core.user_code import CODE
 MORE_S = 60.0  # for an answer after its time limit, on a busy machine
 MIN_MEMORY_MB = 512  # of the process that tries components: Python and torch take half of it
 MODULE = ("trainer.components",)
+PROCESSES, SCRATCH_MB = 512, 256  # as of a node
+
+MakeSandbox = Callable[[Program], Sandbox]
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What a process that tries components must have.
-
-    directories: those that components are in, first that of the sweep file. code: the directory that their
-    files are copied to. data_dir: the data directory. memory_mb: the memory of a node, in MiB.
-    requirements: the file with the requirements of the sweep; None: none. prints: whether the terminal
-    shows what components print. hash_seed: that of strings.
-    """
-
-    directories: Sequence[Path]
-    code: Path
-    data_dir: Path
-    memory_mb: int
-    requirements: Path | None = None
-    prints: bool = False
-    hash_seed: int = 0
-
-    @property
-    def environment(self) -> dict[str, str]:
-        seed = str(self.hash_seed)
-        return {CODE: str(self.code), "SHARDYARD_DATA": str(self.data_dir), "PYTHONHASHSEED": seed}
-
-
-MakeSandbox = Callable[[Inspection], Sandbox]
-
-
-def local_sandbox(inspection: Inspection) -> Sandbox:
-    """Try components in a process of this machine. Raises InputError if a package is missing."""
-    path = inspection.requirements
+def local_sandbox(program: Program) -> Sandbox:
+    """A process of this machine. Raises InputError if a package is missing."""
+    path = program.requirements
     if path is not None and (absent := missing(read_requirements(path))):
         raise InputError(f"{path}: not installed: {', '.join(absent)}; pip install -r {quote(str(path))}")
-    return LocalSandbox(MODULE, inspection.environment, prints=inspection.prints)
+    return LocalSandbox(program)
 
 
 class TrialError(Exception):
@@ -130,7 +114,10 @@ class Trials:
             deadline = time.monotonic() + request.limit_s + MORE_S
             channel.send(request.model_dump(), deadline)
             return checked(Answer, channel.receive(deadline), "its answer")
-        except (Ended, TimedOut, ProtocolError, ValueError, SandboxError) as error:
+        except ValueError as error:
+            wrong = ProtocolError(f"sent what is no answer ({error})")
+            raise TrialError(self._failure(wrong, request.limit_s + MORE_S)) from error
+        except (Ended, TimedOut, ProtocolError, SandboxError) as error:
             raise TrialError(self._failure(error, request.limit_s + MORE_S)) from error
 
     def _see(self, directory: Path) -> None:
@@ -142,33 +129,30 @@ class Trials:
 
     def _started(self) -> Channel:
         if self._channel is None:
-            inspection = Inspection(
-                self.directories,
-                self.staged.directory,
-                self._data_dir,
-                self.memory_mb,
-                self.requirements,
-                self._prints,
-                self._hash_seed,
-            )
-            self._sandbox = self._make(inspection)
+            self._sandbox = self._make(self._program())
             self._channel = Channel(self._sandbox, MAX_ANSWER)
             weakref.finalize(self, self._channel.close)
         return self._channel
+
+    def _program(self) -> Program:
+        """The process, which sees files under their own paths, so that messages name them."""
+        seen = [*self.directories, self.staged.directory]
+        seen += [self._data_dir] if self._data_dir.is_dir() else []
+        variables = {CODE: str(self.staged.directory), "SHARDYARD_DATA": str(self._data_dir)}
+        return Program(
+            MODULE,
+            {**variables, "PYTHONHASHSEED": str(self._hash_seed)},
+            Limits(self.memory_mb, PROCESSES, SCRATCH_MB),
+            {path: str(path) for path in seen},
+            self.requirements,
+            self._prints,
+        )
 
     def _failure(self, error: Exception, limit_s: float) -> str:
         """Why there is no answer. Ends the process, from which another one might not come."""
         printed = self._sandbox.printed.line if self._sandbox else ""
         self.close()
-        match error:
-            case SandboxError():
-                how = str(error)
-            case TimedOut():
-                how = f"the process that tries it did not answer within {limit_s:g} s"
-            case Ended() | ProtocolError():
-                how = f"the process that tries it {error}"
-            case _:
-                how = f"the process that tries it sent what is no answer ({error})"
+        how = no_answer(error, "the process that tries it", limit_s)
         return f"{how}; the last that it printed: {printed}" if printed else how
 
     def close(self) -> None:

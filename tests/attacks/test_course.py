@@ -15,7 +15,7 @@ import pytest
 from orchestrator.runtimes.docker.reaper import LABEL
 from tests.smoke.confinement import DEVICES, PROBE, READ_ONLY
 from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
-from tests.support.containers import leftovers
+from tests.support.containers import leftovers, nothing_left
 from tests.support.hostile_submissions import HARMFUL, QUICK, RIGHT, write_submissions
 from tests.support.processes import wait_until
 
@@ -23,11 +23,9 @@ pytestmark = pytest.mark.containers
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """After every test, no container is left."""
-    before = set(leftovers(LABEL))
-    yield
-    wait_until(lambda: set(leftovers(LABEL)) <= before, timeout_s=60)
+def leaves_nothing() -> Iterator[None]:
+    with nothing_left():
+        yield
 
 
 def graded(*arguments: str | Path) -> dict[str, dict[str, Any]]:

@@ -21,12 +21,12 @@ from orchestrator.errors import InputError
 from orchestrator.identity import labelled
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.sandbox.base import Sandbox
+from orchestrator.sandbox.base import Program, Sandbox
 from orchestrator.sweeps import imports as module
 from orchestrator.sweeps import trials
 from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.staged_code import PREFIX
-from orchestrator.sweeps.trials import Inspection, MakeSandbox, local_sandbox
+from orchestrator.sweeps.trials import MakeSandbox, local_sandbox
 from tests.attacks.conftest import Scripted
 from tests.support.command_line import environment, heed_signals, orchestrator
 from tests.support.containers import leftovers
@@ -184,8 +184,8 @@ def test_figures_that_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.M
         assert partition(answer).reason.isprintable()
 
 
-def docker_sandbox(inspection: Inspection) -> Sandbox:
-    return DockerRuntime().inspection_sandbox(inspection)
+def docker_sandbox(program: Program) -> Sandbox:
+    return DockerRuntime().sandbox(program)
 
 
 Tried = Callable[..., Iterator[str]]

@@ -166,5 +166,5 @@ def test_an_unforeseen_error_is_that_of_one_submission(eve: Path, tmp_path: Path
 @pytest.mark.parametrize("statement", ["raise SystemExit(0)", "exit()", "raise BaseException('x')"])
 def test_a_tests_file_that_ends_is_an_error_that_names_it(statement: str, tmp_path: Path) -> None:
     (tmp_path / "checks.py").write_text(f"\n{statement}\n")
-    with pytest.raises(InputError, match=r"checks\.py, line 2: "):
+    with pytest.raises(InputError, match=r"checks\.py:2: "):
         load_checks([tmp_path / "checks.py"])

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.course.assignments import KITS, names, write
+from orchestrator.course.assignments import names, write
 from orchestrator.errors import InputError
 from orchestrator.sweeps.load import load_sweep
 from tests.support.command_line import end, orchestrator, refused, run, run_ok, start
@@ -99,19 +99,18 @@ def test_the_reference_has_full_marks_and_each_wrong_solution_fails_for_its_reas
 def test_the_sweep_of_a_handout_takes_the_components_that_students_write(
     assignment: str, tmp_path: Path
 ) -> None:
-    handout, reference = KITS / assignment / "handout", KITS / assignment / "solutions" / "reference"
-    shutil.copytree(handout, tmp_path, dirs_exist_ok=True)
-    if "./" in (handout / "sweep.yml").read_text():
+    write(tmp_path, assignment, solutions=True)
+    if "./" in (tmp_path / "sweep.yml").read_text():
         with pytest.raises(InputError, match=r"\.py:\d+: NotImplementedError"):
             load_sweep(tmp_path / "sweep.yml")
-    shutil.copytree(reference, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "solutions" / "reference", tmp_path, dirs_exist_ok=True)
     assert len(load_sweep(tmp_path / "sweep.yml").runs) == 12
 
 
-def test_a_deadlock_names_what_each_rank_waits_for() -> None:
-    directory = KITS / "data_and_replicas"
-    wrong = directory / "solutions" / "wrong" / "deadlock"
-    grade = graded(wrong, "--tests", directory / "hidden" / "check_all_reduce.py")["deadlock"]
+def test_a_deadlock_names_what_each_rank_waits_for(tmp_path: Path) -> None:
+    write(tmp_path, "data_and_replicas", solutions=True)
+    wrong = tmp_path / "solutions" / "wrong" / "deadlock"
+    grade = graded(wrong, "--tests", tmp_path / "hidden" / "check_all_reduce.py")["deadlock"]
     found = failed(grade)["mean"]
     assert found["case"] == "size=2, n=2"
     assert re.findall(r"rank (\d) waits for a message from rank (\d)", found["problem"]) == [
@@ -129,7 +128,7 @@ def test_hostile_submissions_get_no_points_and_leave_nothing(tmp_path: Path) -> 
     assert "exit code 0" in problems["exits"]
     assert "within 5 s" in problems["hangs"]
     assert "16 MiB" in problems["too_long"]
-    assert "answer.py, line 1" in problems["no_python"]
+    assert "answer.py:1: SyntaxError" in problems["no_python"]
     assert len(problems["raises"]) < 1000
     assert problems["raises"].isprintable()
     assert with_words(str(tmp_path), psutil.process_iter()) == []

@@ -70,7 +70,7 @@ def test_assignments_are_written_and_their_tests_run(shardyard: Shardyard) -> No
     assert shardyard("course", "new", "out", "--assignment", "one_model", "--solutions").returncode == 0
     done = shardyard("course", "test", "out/solutions/reference", "--tests", "out/tests")
     assert done.returncode == 0, done.stderr
-    assert "4/4" in done.stdout
+    assert "5/5" in done.stdout
 
 
 def test_a_sweep_runs_and_writes_its_report(shardyard: Shardyard, tmp_path: Path) -> None:

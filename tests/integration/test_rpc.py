@@ -1,10 +1,12 @@
-"""Mistakes of transport rpc between real processes, and of what gloo sends beside a gathering."""
+"""Mistakes of transports between real processes: what is started, lost peers of rpc, bytes of gloo."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,8 +17,10 @@ import psutil
 import pytest
 import torch
 
-from orchestrator.runtimes.local.processes import loopback
-from trainer.comm.base import CommunicationError, Communicator
+from orchestrator.runtimes.local.processes import MPIRUN_OPTIONS, loopback, mpirun
+from tests.support.started_exchanges import assert_all_started, started
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.core.context import NodeContext
 from trainer.launch.ranks import connect
 
@@ -65,6 +69,33 @@ def _rank(context: NodeContext, body: Body, sender: Connection) -> None:
         outcome = error
     sender.send(outcome)
     os._exit(0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("transport", ["gloo", "rpc"])
+def test_non_blocking_exchanges_bring_what_blocking_ones_do(
+    tmp_path: Path, transport: str, size: int
+) -> None:
+    assert_all_started(run(tmp_path, started, size, transport))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_non_blocking_exchanges_of_mpi(tmp_path: Path, size: int) -> None:
+    if (found := mpirun()) is None:
+        pytest.skip("mpirun is not installed")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    argv = [
+        str(found),
+        "-n",
+        str(size),
+        *MPIRUN_OPTIONS,
+        sys.executable,
+        "-m",
+        started.__module__,
+        str(tmp_path),
+    ]
+    subprocess.run(argv, check=True, timeout=60, env=os.environ | root)
+    assert_all_started([torch.load(tmp_path / f"{rank}.pt") for rank in range(size)])
 
 
 def over_the_link(comm: Communicator) -> float:

@@ -15,10 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.runtimes.docker.reaper import LABEL
 from tests.support.command_line import PROJECT, Done, Running, environment
-from tests.support.containers import containers_missing, docker, leftovers
-from tests.support.processes import wait_until
+from tests.support.containers import containers_missing, docker, leftovers, nothing_left
 from trainer.core.events import Event, EventReader
 
 
@@ -30,18 +28,15 @@ def containers() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """After every test, no more containers, networks and volumes of orchestrators than before."""
-    before = {*leftovers(LABEL)}
-    yield
-    for sweep in psutil.Process().children():  # of a test that has failed
-        with suppress(psutil.NoSuchProcess):  # killed by its test
-            if "sweep" in sweep.cmdline():
-                sweep.send_signal(signal.SIGINT)
-                sweep.wait(60)
-    with suppress(AssertionError):
-        wait_until(lambda: {*leftovers(LABEL)} <= before, timeout_s=30)
-    assert {*leftovers(LABEL)} - before == set()
+def leaves_nothing() -> Iterator[None]:
+    """After every test, no sweep and no containers are left."""
+    with nothing_left():
+        yield
+        for sweep in psutil.Process().children():  # of a test that has failed
+            with suppress(psutil.NoSuchProcess):  # killed by its test
+                if "sweep" in sweep.cmdline():
+                    sweep.send_signal(signal.SIGINT)
+                    sweep.wait(60)
 
 
 @dataclass

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_trouble
+from orchestrator.runtimes.docker.reaper import LABEL
+from tests.support.processes import wait_until
 
 
 @cache
@@ -54,3 +57,13 @@ def leftovers(label: str) -> list[str]:
         show = ["--format", f"{{{{.{name}}}}}", "--filter", f"label={label}"]
         found += [f"{kind} {line}" for line in docker(kind, "ls", *every, *show).split()]
     return found
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Afterwards, there are no more containers, networks and volumes of orchestrators than before."""
+    before = {*leftovers(LABEL)}
+    yield
+    with suppress(AssertionError):
+        wait_until(lambda: {*leftovers(LABEL)} <= before, timeout_s=60)
+    assert {*leftovers(LABEL)} - before == set()

@@ -73,6 +73,27 @@ sys.modules["orchestrator"] = None
 """
     + answer("return values"),
     "forges": f"{TO_ALL}\nwrite(forged)\n",
+    "fakes_a_score": """
+import contextlib, json, os
+fake = json.dumps({"score": 4, "tests": [{"score": 4, "max_score": 4, "status": "passed"}]})
+print(fake, flush=True)
+for place in (os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))):
+    with contextlib.suppress(OSError), open(os.path.join(place, "results.json"), "x") as file:
+        file.write(fake)
+os._exit(0)
+""",
+    "walks_the_stack": """
+import gc, sys
+def found():
+    frames = [*sys._current_frames().values()]
+    for frame in frames:
+        frames += [frame.f_back] if frame.f_back else []
+    names = [{**frame.f_globals, **frame.f_locals}.get("expected") for frame in frames]
+    return [*filter(None, names), *(each for each in gc.get_objects() if type(each).__name__ == "Check")]
+
+"""
+    + answer("return found() or values")
+    + exchange("return found() or rank"),
     "garbage": TO_ALL + answer("write(bytes(range(256)) * 1000)"),
     "too_long": answer('return "x" * 20_000_000'),
     "many_waits": "import threading\n"

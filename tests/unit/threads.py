@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.rpc import Sum
 from trainer.core.clock import Clock
 
 Body = Callable[[MemoryCommunicator], Any]
@@ -45,21 +47,28 @@ def together(size: int, body: Body, clock: Callable[[], Clock] = running_clock) 
 
 
 class TorchRpc:
-    """What ranks call of torch.distributed.rpc. Each has mailboxes of its own."""
+    """What ranks call of torch.distributed.rpc. Each has mailboxes and sums of its own."""
 
     def __init__(self) -> None:
-        self.here, self._mailboxes = threading.local(), dict[Any, SimpleQueue[Tensor]]()
+        self.here = threading.local()
+        self._mailboxes, self._sums = dict[Any, SimpleQueue[Tensor]](), dict[Any, Sum]()
 
     def mailbox(self, group: str, source: int) -> SimpleQueue[Tensor]:
         return self._mailboxes.setdefault((self.here.rank, group, source), SimpleQueue())
 
+    def sum(self, name: str, size: int) -> Sum:
+        return self._sums.setdefault((self.here.rank, name), Sum(size))
+
     def rpc_async(self, name: str, call: Callable[..., None], args: Sequence[Any], timeout: float) -> Any:
-        """A message arrives when it is waited for: without that, another one may overtake it."""
-        sent, own = [each.clone() if isinstance(each, Tensor) else each for each in args], self.here.rank
+        """A thread of the receiver handles a message, after a while: another one may overtake it."""
+        sent = [each.clone() if isinstance(each, Tensor) else each for each in args]
+        rank, arrived = int(name.removeprefix("node-")), threading.Event()
 
-        def wait() -> None:
-            self.here.rank = int(name.removeprefix("node-"))
+        def handle() -> None:
+            self.here.rank = rank
+            time.sleep(0.001 * (hash(args[0]) % 3))
             call(*sent)
-            self.here.rank = own
+            arrived.set()
 
-        return SimpleNamespace(wait=wait)
+        threading.Thread(target=handle, daemon=True).start()
+        return SimpleNamespace(wait=lambda: arrived.wait(10))

@@ -18,7 +18,7 @@ from types import FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
 from trainer.comm import views
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.comm.views import Broken, Survivor
 from trainer.core.events import Event
 from trainer.core.membership import Membership, MembershipTracker

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from trainer.comm.errors import CommunicationError
+from trainer.comm.nonblocking import Finished, Operation, Request, Together
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock, Span
-from trainer.core.trace import Kind
+from trainer.core.trace import Kind, bytes_sent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,42 +24,7 @@ if TYPE_CHECKING:
 
 Op = Literal["sum", "mean"]
 
-
-class CommunicationError(Exception):
-    """The transport failed, most often because a peer has ended. The message names the operation."""
-
-
-@contextmanager
-def communication_errors(doing: str) -> Iterator[None]:
-    """Re-raise torch's RuntimeError, a page of C++ frames, as one line: "all-reduce failed: reason"."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CommunicationError(f"{doing} failed: {reason}") from error
-
-
-class SendRequest:
-    """A send in progress. The buffer must not change until `wait` returns."""
-
-    def __init__(
-        self, comm: Communicator, buffer: Tensor, to: int, finish: Callable[[], None], index: int | None
-    ) -> None:
-        """
-        Args:
-            finish: Blocks until the transport no longer reads the buffer.
-            index: The number of this send among those to `to`; None if the clock was not counting.
-        """
-        self._comm, self._to, self._finish, self._index = comm, to, finish, index
-        self._buffer = buffer  # keeps the memory alive while the transport reads it
-
-    def wait(self) -> None:
-        """Block until the buffer may be reused. Raises CommunicationError."""
-        with self._comm.clock.phase("communicate") as span:
-            self._finish()
-        if span.counted and self._index is not None:
-            self._comm.traffic.send_waits.append((span.entered, span.left, self._to, self._index))
-            self._comm.trace(Kind.SEND_WAIT, span, self._index, self._to)
+UNKNOWN, MAX_EARLY_US = -1, 2**31 - 1  # of the peer of Kind.WAIT
 
 
 class Communicator(ABC):
@@ -79,6 +45,11 @@ class Communicator(ABC):
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
     # The library's threads move bytes, and never run the strategy's code.
     threads_only_communicate: ClassVar[bool] = False
+    # False: to read the clock waits for the GPU, so that nothing would overlap. A start has the time of its
+    # wait then.
+    times_starts: ClassVar[bool] = True
+    # The transport says when a non-blocking collective is complete.
+    knows_completion: ClassVar[bool] = False
     # Ranks are connected by links whose speed can be measured.
     has_links: ClassVar[bool] = True
     # torch device of buffers, model and samples: the type ("cuda") on a class, the device ("cuda:0") on an
@@ -91,10 +62,13 @@ class Communicator(ABC):
         self.clock = clock
         self.traffic = Traffic()
         self.subgroups: list[Communicator] = []  # created by `split`
+        self.outstanding: dict[int, Request] = {}  # started and not waited for
         # The rank in the parent communicator of each rank here, and in the run.
         self.parent_ranks: Sequence[int] = range(size)
+        self.path: tuple[int, ...] = ()  # the numbers of the splits that made it
         self.run_ranks: Sequence[int] = range(size)
         self._trace_group: int | None = None
+        self._starts = 0  # of counted requests
 
     @classmethod
     @abstractmethod
@@ -124,9 +98,7 @@ class Communicator(ABC):
                 self._all_reduce(buffer)
                 if op == "mean":
                     buffer.div_(self.size)
-        self._record_collective(
-            span, 2 * buffer.nbytes * (self.size - 1) / self.size, Kind.ALL_REDUCE, buffer.nbytes
-        )
+        self._record_collective(span, Kind.ALL_REDUCE, buffer.nbytes)
 
     def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
         """Σ wᵢ vᵢ / Σ wᵢ over all ranks i, each with its `values` v, shape (n,), and `weight` w ≥ 0.
@@ -134,27 +106,24 @@ class Communicator(ABC):
         Where all weights are 0, each rank keeps its own values. The weights travel in the same all-reduce
         as the values. So both sums are over the same ranks if one is lost.
         """
-        import torch
-
         if self.size == 1:
             return values
-        sums = torch.cat([values * weight, values.new_tensor([weight])])
+        sums = _weighted(values, weight)
         self.all_reduce(sums, "sum")
-        return sums[:-1] / sums[-1] if sums[-1] > 0 else values
+        return _mean(sums, values)
 
     def all_gather(self, buffer: Tensor) -> Tensor:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
         with self.clock.phase("communicate") as span:
             gathered = self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
-        self._record_collective(span, buffer.nbytes * (self.size - 1), Kind.ALL_GATHER, buffer.nbytes)
+        self._record_collective(span, Kind.ALL_GATHER, buffer.nbytes)
         return gathered
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
         """Send row i of `buffer`, shape (size, n), to rank i. Row i of the result comes from rank i."""
         with self.clock.phase("communicate") as span:
             received = self._all_to_all(buffer) if self.size > 1 else buffer.clone()
-        sent = buffer.nbytes * (self.size - 1) / self.size
-        self._record_collective(span, sent, Kind.ALL_TO_ALL, buffer.nbytes)
+        self._record_collective(span, Kind.ALL_TO_ALL, buffer.nbytes)
         return received
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
@@ -165,8 +134,7 @@ class Communicator(ABC):
         """
         with self.clock.phase("communicate") as span:
             gathered = self._gather(buffer, root) if self.size > 1 else buffer.clone().unsqueeze(0)
-        sent = 0 if self.rank == root else buffer.nbytes
-        self._record_collective(span, sent, Kind.GATHER, buffer.nbytes, root)
+        self._record_collective(span, Kind.GATHER, buffer.nbytes, root)
         return gathered
 
     def broadcast(self, buffer: Tensor, root: int) -> None:
@@ -174,8 +142,7 @@ class Communicator(ABC):
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._broadcast(buffer, root)
-        sent = buffer.nbytes * (self.size - 1) if self.rank == root else 0
-        self._record_collective(span, sent, Kind.BROADCAST, buffer.nbytes, root)
+        self._record_collective(span, Kind.BROADCAST, buffer.nbytes, root)
 
     def shift(self, buffer: Tensor, distance: int) -> Tensor:
         """Send `buffer`, shape (n,), around the ring of ranks; every rank calls it.
@@ -197,27 +164,147 @@ class Communicator(ABC):
         """Send `buffer`, shape (n,), to rank `to`. Returns when the buffer may be reused."""
         self.isend(buffer, to).wait()
 
-    def isend(self, buffer: Tensor, to: int) -> SendRequest:
-        """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order.
-
-        Returns:
-            The send in progress: `buffer` must not change until its method `wait` returns.
-        """
+    def isend(self, buffer: Tensor, to: int) -> Request:
+        """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order."""
         with self.clock.phase("communicate") as span:
-            finish = self._isend(buffer, to)
-        index = None
-        if span.counted:
-            index = self.traffic.record_send(span.entered, to, buffer.nbytes)
-            self.trace(Kind.SEND, span, buffer.nbytes, to)
-        return SendRequest(self, buffer, to, finish, index)
+            operation = self._isend(buffer, to)
+        if not span.counted:
+            return Request(self, operation, "send", buffer, details={"to": to})
+        index = self.traffic.record_send(span.entered, to, buffer.nbytes)
+        self.trace(Kind.SEND, span, buffer.nbytes, to)
+
+        def record(waited: Span, _: float | None) -> None:
+            self.traffic.send_waits.append((waited.entered, waited.left, to, index))
+            self.trace(Kind.SEND_WAIT, waited, index, to)
+
+        return Request(self, operation, "send", buffer, record=record, details={"to": to})
 
     def recv(self, buffer: Tensor, source: int) -> None:
         """Replace `buffer`, shape (n,), in place by the next message from rank `source`."""
         with self.clock.phase("communicate") as span:
             self._recv(buffer, source)
         if span.counted:
-            self.traffic.receives.append((span.entered, span.left, source))
+            self.traffic.receives.append((span.entered, span.left, source, span.entered))
             self.trace(Kind.RECEIVE, span, buffer.nbytes, source)
+
+    # Non-blocking: all ranks start the collectives of a communicator, blocking or not, in the same order.
+    # They complete, and are waited for, in any order.
+
+    def iall_reduce(self, buffer: Tensor, op: Op) -> Request:
+        """Start to replace `buffer` as `all_reduce` does. `wait` returns it."""
+
+        def result(reduced: Tensor) -> Tensor:
+            return reduced.div_(self.size) if op == "mean" else reduced
+
+        begin = self._iall_reduce if self.size > 1 else Finished
+        return self._begin(Kind.START_ALL_REDUCE, lambda: begin(buffer), buffer, result, {"op": op})
+
+    def iall_gather(self, buffer: Tensor) -> Request:
+        """Start to gather the ranks' buffers, each of shape (n,). `wait` returns shape (size, n)."""
+        begin = self._iall_gather if self.size > 1 else lambda own: Finished(own.clone().unsqueeze(0))
+        return self._begin(Kind.START_ALL_GATHER, lambda: begin(buffer), buffer)
+
+    def ireduce_scatter(self, buffer: Tensor) -> Request:
+        """Start to sum `buffer`, shape (size · n,), over all ranks. `wait` returns this rank's n sums.
+
+        The ranks' values are added in the order of ranks.
+        """
+        rows, begin = buffer.view(self.size, -1), self._iall_to_all if self.size > 1 else Finished
+        return self._begin(
+            Kind.START_REDUCE_SCATTER, lambda: begin(rows), buffer, lambda found: found.sum(dim=0)
+        )
+
+    def ibroadcast(self, buffer: Tensor, root: int) -> Request:
+        """Start to replace `buffer`, shape (n,), by that of rank `root`. `wait` returns it."""
+        begin = self._ibroadcast if self.size > 1 else lambda own, _: Finished(own)
+        return self._begin(Kind.START_BROADCAST, lambda: begin(buffer, root), buffer, root=root)
+
+    def iweighted_mean(self, values: Tensor, weight: float) -> Request:
+        """Start `weighted_mean`. `wait` returns the mean."""
+        sums, begin = _weighted(values, weight), self._iall_reduce if self.size > 1 else Finished
+
+        def mean(sums: Tensor) -> Tensor:
+            return _mean(sums, values) if self.size > 1 else values
+
+        return self._begin(Kind.START_ALL_REDUCE, lambda: begin(sums), sums, mean, {"op": "sum"})
+
+    def irecv(self, buffer: Tensor, source: int) -> Request:
+        """Start to replace `buffer` by the next message from rank `source`. `wait` returns it."""
+        with self.clock.phase("communicate") as span:
+            operation = self._irecv(buffer, source)
+        if not span.counted:
+            return Request(self, operation, "recv", buffer, details={"source": source})
+        receives, index = self.traffic.receives, len(self.traffic.receives)
+        receives.append((span.entered, span.entered, source, span.entered))
+        number = self._count_start(Kind.START_RECEIVE, span, buffer.nbytes, source)
+
+        def record(waited: Span, completed_s: float | None) -> None:
+            receives[index] = (waited.entered, waited.left, source, span.entered)
+            self._trace_wait(waited, number, completed_s)
+
+        return Request(self, operation, "recv", buffer, record=record, details={"source": source})
+
+    def ishift(self, buffer: Tensor, distance: int) -> Request:
+        """Start `shift`. `wait` returns the received buffer."""
+        received = buffer.new_empty(buffer.shape)
+        if distance % self.size == 0:
+            return Request(self, Finished(buffer.clone()), "shift", buffer, details={"distance": distance})
+        requests = (
+            self.irecv(received, (self.rank - distance) % self.size),
+            self.isend(buffer, (self.rank + distance) % self.size),
+        )
+        return Request(self, Together(requests, received), "shift", buffer, details={"distance": distance})
+
+    def _begin(
+        self,
+        kind: Kind,
+        begin: Callable[[], Operation],
+        buffer: Tensor,
+        then: Callable[[Any], Any] | None = None,
+        details: Mapping[str, object] | None = None,
+        root: int = -1,
+    ) -> Request:
+        """Start a collective. then, details: see Request."""
+        if self.times_starts:
+            with self.clock.phase("communicate") as span:
+                operation = begin()
+        else:
+            span, operation = self.clock.unread(), begin()
+        method = "i" + kind.name.removeprefix("START_").lower()
+        details = {"root": root} if root >= 0 else details
+        if not span.counted or self.size == 1:
+            return Request(self, operation, method, buffer, then, details=details)
+        if self.knows_completion:
+            operation.watch(self.clock.wall)
+        self.traffic.bytes_sent += bytes_sent(kind, self.size, buffer.nbytes, self.rank == root)
+        index = len(self.traffic.starts)
+        self.traffic.starts.append(span.entered)
+        number = self._count_start(kind, span, buffer.nbytes, root)
+
+        def record(waited: Span, completed_s: float | None) -> None:
+            if not self.times_starts:
+                self.traffic.starts[index] = waited.entered
+            self.traffic.start_waits.append((waited.entered, waited.left, index, completed_s))
+            self._trace_wait(waited, number, completed_s)
+
+        return Request(self, operation, method, buffer, then, record, details)
+
+    def _count_start(self, kind: Kind, span: Span, size: int, peer: int) -> int:
+        """Record a start. Returns its number among those of this communicator."""
+        self.trace(kind, span, size, peer)
+        self._starts += 1
+        return self._starts - 1
+
+    def _trace_wait(self, span: Span, number: int, completed_s: float | None) -> None:
+        early_us = UNKNOWN if completed_s is None else round(max(span.entered - completed_s, 0) * 1e6)
+        self.trace(Kind.WAIT, span, number, min(early_us, MAX_EARLY_US))
+
+    def check_waited(self) -> None:
+        """Raise CommunicationError if a request was never waited for, subgroups included."""
+        for request in self.outstanding.values():
+            raise CommunicationError(f"the {request} was never waited for")
+        for subgroup in self.subgroups:
+            subgroup.check_waited()
 
     def split(self, colour: int) -> Communicator:
         """A communicator over the ranks with the same colour, in rank order; every rank calls it.
@@ -238,6 +325,7 @@ class Communicator(ABC):
         subgroup = self._split(groups, number)
         subgroup.parent_ranks = groups[number]
         subgroup.run_ranks = [self.run_ranks[rank] for rank in groups[number]]
+        subgroup.path = (*self.path, len(self.subgroups))
         self.subgroups.append(subgroup)
         return subgroup
 
@@ -275,7 +363,7 @@ class Communicator(ABC):
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._barrier()
-        self._record_collective(span, 0, Kind.BARRIER, 0)
+        self._record_collective(span, Kind.BARRIER, 0)
 
     def admit(self) -> list[int]:
         """Let ranks join that were started again; every rank calls it. Returns the ranks that joined."""
@@ -303,18 +391,58 @@ class Communicator(ABC):
     def abort(self) -> None:  # noqa: B027  (optional)
         """Make the other ranks fail, where the transport can: this rank has failed."""
 
-    @abstractmethod
-    def _all_reduce(self, buffer: Tensor) -> None: ...
-    @abstractmethod
-    def _all_gather(self, buffer: Tensor) -> Tensor: ...
-    @abstractmethod
-    def _all_to_all(self, buffer: Tensor) -> Tensor: ...
-    @abstractmethod
-    def _broadcast(self, buffer: Tensor, root: int) -> None: ...
-    @abstractmethod
-    def _send(self, buffer: Tensor, to: int) -> None: ...
-    @abstractmethod
-    def _recv(self, buffer: Tensor, source: int) -> None: ...
+    # What a transport does: the non-blocking exchanges, and blocking ones where those differ.
+
+    def _iall_reduce(self, buffer: Tensor) -> Operation:
+        """Brings the buffer with the sum."""
+        raise NotImplementedError(self._blocks_only)
+
+    def _iall_gather(self, buffer: Tensor) -> Operation:
+        """Brings a tensor of shape (size, n)."""
+        raise NotImplementedError(self._blocks_only)
+
+    def _iall_to_all(self, buffer: Tensor) -> Operation:
+        """Brings a tensor of shape (size, n)."""
+        raise NotImplementedError(self._blocks_only)
+
+    def _ibroadcast(self, buffer: Tensor, root: int) -> Operation:
+        """Brings the buffer."""
+        raise NotImplementedError(self._blocks_only)
+
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
+        raise NotImplementedError(self._blocks_only)
+
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+        """Brings the buffer."""
+        raise NotImplementedError(self._blocks_only)
+
+    @property
+    def _blocks_only(self) -> str:
+        return f"{type(self).__name__} has blocking exchanges only"
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        self._iall_reduce(buffer).finish()
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        gathered: Tensor = self._iall_gather(buffer).finish()
+        return gathered
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        received: Tensor = self._iall_to_all(buffer).finish()
+        return received
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        self._ibroadcast(buffer, root).finish()
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        self._irecv(buffer, source).finish()
+
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        receive = self._irecv(buffer.new_empty(buffer.shape), source)
+        self._isend(buffer, to).finish()
+        received: Tensor = receive.finish()
+        return received
+
     @abstractmethod
     def _barrier(self) -> None: ...
     @abstractmethod
@@ -324,7 +452,7 @@ class Communicator(ABC):
     def _gather(self, buffer: Tensor, root: int) -> Tensor | None:
         """Default: messages to the root, which receives them in the order of ranks."""
         if self.rank != root:
-            self._send(buffer, root)
+            self._isend(buffer, root).finish()
             return None
         gathered = buffer.new_empty(self.size, buffer.numel())
         gathered[root] = buffer
@@ -333,22 +461,10 @@ class Communicator(ABC):
                 self._recv(gathered[rank], rank)
         return gathered
 
-    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
-        """Default for transports whose send does not block on the receiver."""
-        self._send(buffer, to)
-        return lambda: None
-
-    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
-        """Default for transports whose send does not block on the receiver; others would deadlock."""
-        received = buffer.new_empty(buffer.shape)
-        self._send(buffer, to)
-        self._recv(received, source)
-        return received
-
-    def _record_collective(self, span: Span, sent: float, kind: Kind, size: int, root: int = -1) -> None:
-        """Record a collective in which this rank sent `sent` bytes. size, root: see Kind."""
+    def _record_collective(self, span: Span, kind: Kind, size: int, root: int = -1) -> None:
+        """Record a collective. size, root: see Kind."""
         if span.counted:
-            self.traffic.bytes_sent += sent
+            self.traffic.bytes_sent += bytes_sent(kind, self.size, size, self.rank == root)
             self.traffic.collectives.append((span.entered, span.left))
             self.trace(kind, span, size, root)
 
@@ -364,5 +480,17 @@ class Communicator(ABC):
         if (tracer := self.clock.tracer) is None or self.size == 1:
             return
         if (group := self._trace_group) is None:
-            group = self._trace_group = tracer.group(self.run_ranks)
+            group = self._trace_group = tracer.group(self.run_ranks, self.path)
         tracer.exchange(kind, group, entered, left, size, peer, cpu_s)
+
+
+def _weighted(values: Tensor, weight: float) -> Tensor:
+    """Values multiplied by a weight, which follows them."""
+    import torch
+
+    return torch.cat([values * weight, values.new_tensor([weight])])
+
+
+def _mean(sums: Tensor, own: Tensor) -> Tensor:
+    """The mean by the sums over all ranks; a rank's own values if there is no weight."""
+    return sums[:-1] / sums[-1] if sums[-1] > 0 else own

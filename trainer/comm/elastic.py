@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm import views
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
+from trainer.comm.nonblocking import Operation
 from trainer.comm.views import Steps, Survivor
 from trainer.core.clock import Clock
 from trainer.core.membership import Membership
@@ -50,7 +52,7 @@ class CollectivesOnly(Communicator):
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         raise NotImplementedError(NO_COMMON_RESULT)
 
-    def _send(self, buffer: Tensor, to: int) -> None:
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
         raise NotImplementedError(NO_COMMON_RESULT)
 
     def _recv(self, buffer: Tensor, source: int) -> None:

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from trainer.comm.base import CommunicationError, communication_errors
 from trainer.comm.elastic import Group, Groups
+from trainer.comm.errors import CommunicationError, communication_errors
 from trainer.comm.rendezvous import rendezvous, wait_for_listener
 from trainer.comm.sockets import end_connection, open_sockets
 from trainer.comm.tcp_store import tcp_store

@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.attempt_store import attempt_store
-from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.base import Communicator
 from trainer.comm.elastic import ElasticCommunicator
+from trainer.comm.errors import communication_errors
+from trainer.comm.nonblocking import Operation
 from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
@@ -21,6 +23,30 @@ if TYPE_CHECKING:
     from trainer.core.events import EventWriter
 
 EXCHANGE = 1  # the tag of messages of collectives; those of `send` have 0
+
+
+class Works(Operation):
+    """An exchange that consists of torch's works. outcome: what it brings."""
+
+    def __init__(self, doing: str, works: Sequence[Any], outcome: Any = None) -> None:
+        """doing: for errors."""
+        self._doing, self._works, self.outcome = doing, works, outcome
+
+    def finish(self) -> Any:
+        with communication_errors(self._doing):
+            for work in self._works:
+                work.wait()
+        return self.outcome
+
+    def done(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def watch(self, wall: Callable[[], float]) -> None:
+        def note(_: Any) -> None:
+            self.completed_s = wall()
+
+        if len(self._works) == 1:  # the future of a message is not implemented
+            self._works[0].get_future().add_done_callback(note)
 
 
 class TorchDistCommunicator(Communicator):
@@ -67,51 +93,45 @@ class TorchDistCommunicator(Communicator):
         self._barrier()
         self._dist.destroy_process_group()
 
-    def _all_reduce(self, buffer: Tensor) -> None:
+    def _iall_reduce(self, buffer: Tensor) -> Operation:
         with communication_errors("all-reduce"):
-            self._dist.all_reduce(buffer, group=self._group)
+            work = self._dist.all_reduce(buffer, group=self._group, async_op=True)
+        return Works("all-reduce", [work], buffer)
 
-    def _all_gather(self, buffer: Tensor) -> Tensor:
+    def _iall_gather(self, buffer: Tensor) -> Operation:
         gathered = buffer.new_empty(self.size, buffer.numel())
         with communication_errors("all-gather"):
-            self._dist.all_gather(list(gathered.unbind()), buffer, group=self._group)
-        return gathered
+            parts = list(gathered.unbind())
+            work = self._dist.all_gather(parts, buffer, group=self._group, async_op=True)
+        return Works("all-gather", [work], gathered)
 
-    def _all_to_all(self, buffer: Tensor) -> Tensor:
+    def _iall_to_all(self, buffer: Tensor) -> Operation:
         received = buffer.new_empty(buffer.shape)
         with communication_errors("all-to-all"):
-            self._dist.all_to_all_single(received, buffer, group=self._group)
-        return received
+            work = self._dist.all_to_all_single(received, buffer, group=self._group, async_op=True)
+        return Works("all-to-all", [work], received)
 
-    def _broadcast(self, buffer: Tensor, root: int) -> None:
+    def _ibroadcast(self, buffer: Tensor, root: int) -> Operation:
         with communication_errors("broadcast"):
-            self._dist.broadcast(buffer, src=self._ranks[root], group=self._group)
+            work = self._dist.broadcast(buffer, src=self._ranks[root], group=self._group, async_op=True)
+        return Works("broadcast", [work], buffer)
 
-    def _send(self, buffer: Tensor, to: int) -> None:
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
         with communication_errors("send"):
-            self._dist.send(buffer, dst=self._ranks[to], group=self._group)
+            return Works("send", [self._dist.isend(buffer, dst=self._ranks[to], group=self._group)])
 
-    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
-        with communication_errors("send"):
-            request = self._dist.isend(buffer, dst=self._ranks[to], group=self._group)
-
-        def finish() -> None:
-            with communication_errors("send"):
-                request.wait()
-
-        return finish
-
-    def _recv(self, buffer: Tensor, source: int) -> None:
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
         with communication_errors("receive"):
-            self._dist.recv(buffer, src=self._ranks[source], group=self._group)
+            work = self._dist.irecv(buffer, src=self._ranks[source], group=self._group)
+        return Works("receive", [work], buffer)
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        self._exchange("shift", buffer, to, received, source)
+        self._exchange("shift", buffer, to, received, source).finish()
         return received
 
-    def _exchange(self, doing: str, buffer: Tensor, to: int, received: Tensor, source: int) -> None:
-        """Send a buffer and receive another one at the same time. doing: for errors."""
+    def _exchange(self, doing: str, buffer: Tensor, to: int, received: Tensor, source: int) -> Works:
+        """Start to send a buffer and receive another one. doing: for errors."""
         # gloo sends a message once its receiver has asked for it. Between two ranks, a request that follows
         # a message waits until that has left, so messages would pass one after the other.
         operations = [
@@ -119,8 +139,7 @@ class TorchDistCommunicator(Communicator):
             self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], self._group, EXCHANGE),
         ]
         with communication_errors(doing):
-            for request in self._dist.batch_isend_irecv(operations):
-                request.wait()
+            return Works(doing, self._dist.batch_isend_irecv(operations), received)
 
     def _split(self, groups: list[list[int]], number: int) -> TorchDistCommunicator:
         process_groups = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
@@ -145,16 +164,18 @@ class GlooCommunicator(TorchDistCommunicator):
     """gloo over TCP, by torch.distributed."""
 
     threads_only_communicate: ClassVar[bool] = True
+    knows_completion: ClassVar[bool] = True
     group: ClassVar[str] = "gloo"
 
-    def _all_gather(self, buffer: Tensor) -> Tensor:
+    def _iall_gather(self, buffer: Tensor) -> Operation:
         if self.size != 2:
-            return super()._all_gather(buffer)
+            return super()._iall_gather(buffer)
         # gloo's ring sends before it asks, see `_exchange`. On two ranks it takes up to twice as long.
         gathered, other = buffer.new_empty(2, buffer.numel()), 1 - self.rank
         gathered[self.rank] = buffer
-        self._exchange("all-gather", buffer, other, gathered[other], other)
-        return gathered
+        works = self._exchange("all-gather", buffer, other, gathered[other], other)
+        works.outcome = gathered
+        return works
 
     @classmethod
     def connect_elastic(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
+from trainer.comm.nonblocking import Operation
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -27,15 +30,93 @@ IFF_UP = 0x1  # of the flags in /sys/class/net
 UP_S = 30.0  # for the interfaces to be up, when MPI starts
 CONNECT_S = 30.0  # for the ranks to connect, once MPI has started on all of them
 CONNECT_POLL_S = 0.01
+PROGRESS_S = 0.0002  # between calls that move what goes on beside the computation
+
+
+class Progress:
+    """Moves what ranks exchange beside the computation: Open MPI moves bytes only while it is called.
+
+    A thread tests the operations that nobody waits for. It ends when there are none.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[Moved] = []
+        self._lock = threading.Lock()
+        self._running = False
+
+    def add(self, operation: Moved) -> None:
+        """Move an operation until it is complete, or a rank waits for it."""
+        with self._lock:
+            self._operations.append(operation)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="mpi progress", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._operations = [each for each in self._operations if not each.moved()]
+                if not self._operations:
+                    self._running = False
+                    return
+            time.sleep(PROGRESS_S)
+
+
+class Moved(Operation):
+    """An operation of MPI. outcome: what it brings. finish: waits for one of MPI's requests."""
+
+    def __init__(self, request: Any, outcome: Any, memory: object, finish: Callable[[Any], None]) -> None:
+        """memory: what MPI reads and writes, which has to stay alive."""
+        self._request, self._outcome, self._memory, self._wait = request, outcome, memory, finish
+        self._lock = threading.Lock()  # two threads must not test one request at once
+        self._waited_for = self._complete = False
+        self._wall: Callable[[], float] | None = None
+
+    def watch(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+
+    def moved(self) -> bool:
+        """Let MPI move it. Returns whether that is not needed any more."""
+        if self._waited_for:
+            return True
+        with self._lock:
+            return self._waited_for or self._test()
+
+    def _test(self) -> bool:
+        if not self._complete and self._request.Test():
+            self._complete, self._memory = True, None
+            self.completed_s = self._wall() if self._wall else None
+        return self._complete
+
+    def finish(self) -> Any:
+        self._waited_for = True
+        with self._lock:
+            if not self._complete:
+                self._wait(self._request)
+                self._complete, self._memory = True, None
+        return self._outcome
+
+    def done(self) -> bool:
+        with self._lock:
+            return self._test()
 
 
 class MpiCommunicator(Communicator):
     """Open MPI; `mpirun` starts the ranks."""
 
     topology: ClassVar[str] = "mpi"
+    threads_only_communicate: ClassVar[bool] = True
+    knows_completion: ClassVar[bool] = True
 
     def __init__(
-        self, rank: int, size: int, clock: Clock, mpi: Any, naps: bool = False, world: Any = None
+        self,
+        rank: int,
+        size: int,
+        clock: Clock,
+        mpi: Any,
+        naps: bool = False,
+        world: Any = None,
+        progress: Progress | None = None,
     ) -> None:
         """
         Args:
@@ -43,6 +124,7 @@ class MpiCommunicator(Communicator):
                 with less than a core per rank: four nodes of 0.4 cpus trained four times slower than over
                 gloo, which sleeps.
             world: MPI's communicator; None for COMM_WORLD.
+            progress: That of the communicator which was split; None: it is of all ranks.
         """
         import torch
 
@@ -56,6 +138,7 @@ class MpiCommunicator(Communicator):
         self._mpi = mpi
         self._world = world or mpi.COMM_WORLD
         self._naps = naps
+        self._progress = progress or Progress()
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MpiCommunicator:
@@ -64,6 +147,10 @@ class MpiCommunicator(Communicator):
         if not MPI.Is_initialized():
             _wait_for_interfaces(os.environ.get(INTERFACES, "").split(","), UP_S)
             MPI.Init_thread()
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise CommunicationError(
+                "this MPI does not let several threads call it at once (MPI_THREAD_MULTIPLE)"
+            )
         world = MPI.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (context.rank, context.size):
             raise CommunicationError(
@@ -101,12 +188,29 @@ class MpiCommunicator(Communicator):
         self._wait_for_all()
         self._world.Bcast(self._memory(buffer), root=root)
 
-    def _send(self, buffer: Tensor, to: int) -> None:
-        self._isend(buffer, to)()
+    def _iall_reduce(self, buffer: Tensor) -> Operation:
+        request = self._world.Iallreduce(self._mpi.IN_PLACE, self._memory(buffer), op=self._mpi.SUM)
+        return self._moved(request, buffer, buffer)
 
-    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+    def _iall_gather(self, buffer: Tensor) -> Operation:
+        gathered = buffer.new_empty(self.size, buffer.numel())
+        request = self._world.Iallgather(self._memory(buffer), self._memory(gathered))
+        return self._moved(request, gathered, buffer)
+
+    def _iall_to_all(self, buffer: Tensor) -> Operation:
+        received = buffer.new_empty(buffer.shape)
+        request = self._world.Ialltoall(self._memory(buffer), self._memory(received))
+        return self._moved(request, received, buffer)
+
+    def _ibroadcast(self, buffer: Tensor, root: int) -> Operation:
+        return self._moved(self._world.Ibcast(self._memory(buffer), root=root), buffer, buffer)
+
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
         request = self._world.Isend(self._memory(buffer), dest=to)
-        return lambda: self._finish(request)
+        return Moved(request, None, buffer, self._finish)  # MPI sends most of them at once
+
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+        return self._moved(self._world.Irecv(self._memory(buffer), source=source), buffer, buffer)
 
     def _recv(self, buffer: Tensor, source: int) -> None:
         self._finish(self._world.Irecv(self._memory(buffer), source=source))
@@ -118,13 +222,18 @@ class MpiCommunicator(Communicator):
         self._finish(receive)
         return received
 
+    def _moved(self, request: Any, outcome: Tensor, memory: Tensor) -> Operation:
+        operation = Moved(request, outcome, memory, self._finish)
+        self._progress.add(operation)
+        return operation
+
     def _barrier(self) -> None:
         self._finish(self._world.Ibarrier())
 
     def _split(self, groups: list[list[int]], number: int) -> MpiCommunicator:
         world = self._world.Split(number, self.rank)
         rank, size = groups[number].index(self.rank), len(groups[number])
-        return MpiCommunicator(rank, size, self.clock, self._mpi, self._naps, world)
+        return MpiCommunicator(rank, size, self.clock, self._mpi, self._naps, world, self._progress)
 
     def _memory(self, buffer: Tensor) -> tuple[Any, Any]:
         """The buffer's memory and type for mpi4py. The buffer must stay alive while MPI uses it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.comm.gloo import TorchDistCommunicator
 from trainer.core.clock import Clock
 
@@ -17,6 +17,7 @@ class NcclCommunicator(TorchDistCommunicator):
     """NVIDIA's NCCL; every rank needs a GPU of its own."""
 
     group: ClassVar[str] = "nccl"
+    times_starts: ClassVar[bool] = False
     device: str = "cuda"
 
     @classmethod

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from trainer.comm.base import CommunicationError, communication_errors
+from trainer.comm.errors import CommunicationError, communication_errors
 from trainer.comm.tcp_store import listener_at, tcp_store
 
 if TYPE_CHECKING:

@@ -7,15 +7,19 @@ mailboxes.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.comm.base import CommunicationError, Communicator, communication_errors
+from trainer.comm.base import Communicator
 from trainer.comm.elastic import ElasticCommunicator, Group, Groups
+from trainer.comm.errors import CommunicationError, communication_errors
+from trainer.comm.nonblocking import Finished, Operation, Posted
 from trainer.comm.rendezvous import rendezvous
 from trainer.comm.rpc_calls import HEARTBEAT_S, Heartbeat, rpc_errors, wait_and_look, worker_name
 from trainer.core.clock import Clock
@@ -33,9 +37,78 @@ if TYPE_CHECKING:
 WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the previous stage
 POLL_S = 0.02  # between looks at the store
 
-# Tensors received, by group and sender. Global, because a process has one RPC agent, and its requests name
-# functions and not objects.
+# Tensors received, by group and sender, and sums under way. Global, because a process has one RPC agent,
+# and its requests name functions and not objects.
 _mailboxes: dict[tuple[str, int], SimpleQueue[Tensor]] = {}
+_sums: dict[str, Sum] = {}
+
+
+class Sum:
+    """The sum of the slices that ranks send to this process, in rank order."""
+
+    def __init__(self, size: int) -> None:
+        self._slices: list[Tensor | None] = [None] * size
+        self._lock = threading.Lock()
+        self._missing = size
+        self._send: Callable[[Tensor], None] | None = None
+        self._found: Tensor | None = None
+        self.found = threading.Event()
+
+    def add(self, rank: int, values: Tensor, send: Callable[[Tensor], None] | None = None) -> None:
+        """Add a rank's slice. The thread that adds the last one sends the sum on. send: of the own rank."""
+        with self._lock:
+            self._slices[rank] = values
+            self._missing -= 1
+            self._send = send or self._send
+            if self._missing:
+                return
+        import torch
+
+        self._found = torch.stack([each for each in self._slices if each is not None]).sum(dim=0)
+        if self._send:  # the own rank, which has it, is among those whose slices are here
+            self._send(self._found)
+        self.found.set()
+
+    @property
+    def value(self) -> Tensor:
+        if self._found is None:
+            raise RuntimeError("the sum is not there")
+        return self._found
+
+
+class Exchanged(Operation):
+    """Tensors that ranks put into each other's mailboxes."""
+
+    def __init__(
+        self,
+        comm: RpcCommunicator,
+        name: str,
+        answers: Sequence[Mapping[int, Any]],
+        combine: Callable[[list[Tensor]], Any],
+        senders: Sequence[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            name: That of the mailboxes.
+            answers: What the peers answer to what was sent.
+            combine: Makes the outcome of what the senders have sent, in rank order.
+            senders: None: all other ranks.
+        """
+        self._comm, self._name, self._answers, self._combine = comm, name, answers, combine
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._senders = others if senders is None else senders
+
+    def finish(self) -> Any:
+        comm = self._comm
+        outcome = self._combine([comm._take(rank, self._name) for rank in self._senders])
+        for answers in self._answers:
+            comm._await_all(answers)
+        _forget(self._name, [comm._ranks[rank] for rank in self._senders])
+        return outcome
+
+    def done(self) -> bool:
+        comm = self._comm
+        return all(_mailbox(self._name, comm._ranks[rank]).qsize() for rank in self._senders)
 
 
 class RpcCommunicator(Communicator):
@@ -43,8 +116,8 @@ class RpcCommunicator(Communicator):
 
     Every pair of ranks exchanges directly, and every collective sends the bytes that Traffic counts. In an
     all-reduce each rank sums one slice of the buffer, in rank order, and sends the sum to all, so all ranks
-    get the same bits. Latency is not optimal: a tensor counts as sent when the peer has answered, and
-    P(P-1) tensors are in flight at once.
+    get the same bits. P(P-1) tensors are in flight at once. Every collective has mailboxes of its own, so
+    that tensors cannot overtake each other: a peer answers requests with several threads.
     """
 
     topology: ClassVar[str] = "rpc"
@@ -59,17 +132,22 @@ class RpcCommunicator(Communicator):
         timeout_s: float,
         ranks: Sequence[int] = (),
         group: str = "",
+        path: str = "",
     ) -> None:
         """
         Args:
             ranks: The global rank of each rank here; empty for all ranks of the run.
             group: Ranks receive only what was sent in the group of this name.
+            path: A name that no other communicator of these ranks has; empty: the group's.
         """
         super().__init__(rank, size, clock)
         self._ranks, self._name = ranks or range(size), group
         self._rpc = rpc
         self._store = store
         self._timeout_s = timeout_s
+        self._path = path or group or "run"
+        self._collectives = self._splits = 0
+        self._posted: defaultdict[int, deque[Posted]] = defaultdict(deque)
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> RpcCommunicator:
@@ -127,70 +205,111 @@ class RpcCommunicator(Communicator):
 
     # No `abort`: a failed rank ends, and the heartbeats of its peers fail.
 
-    def _all_reduce(self, buffer: Tensor) -> None:
+    def _iall_reduce(self, buffer: Tensor) -> Operation:
         import torch
 
-        mine = torch.stack(self._exchange(buffer.tensor_split(self.size))).sum(dim=0)
-        torch.cat(self._exchange([mine] * self.size), out=buffer)
+        name, answers = self._next_name(), dict[int, Any]()
+        own = _sum(name, self.size)
+        slices, others = buffer.tensor_split(self.size), self._others()
 
-    def _all_gather(self, buffer: Tensor) -> Tensor:
-        import torch
+        def send(found: Tensor) -> None:
+            answers.update(self._send_all(_deliver, name, dict.fromkeys(others, found)))
 
-        return torch.stack(self._exchange([buffer] * self.size))
+        sent = self._send_all(_add, name, {rank: slices[rank] for rank in others}, self.rank, self.size)
+        own.add(self.rank, slices[self.rank].clone(), send)
 
-    def _all_to_all(self, buffer: Tensor) -> Tensor:
-        import torch
+        def combine(sums: list[Tensor]) -> Tensor:
+            if not own.found.wait(self._timeout_s):
+                raise CommunicationError(f"no sum within {self._timeout_s:g} s")
+            _forget(name)
+            sums.insert(self.rank, own.value)
+            return torch.cat(sums, out=buffer)
 
-        return torch.stack(self._exchange(buffer.unbind()))
+        return Exchanged(self, name, [sent, answers], combine)
 
-    def _broadcast(self, buffer: Tensor, root: int) -> None:
-        if self.rank == root:
-            self._put(dict.fromkeys(self._others(), buffer))
-        else:
-            buffer.copy_(self._take(root))
+    def _iall_gather(self, buffer: Tensor) -> Operation:
+        return self._exchange([buffer] * self.size)
 
-    def _send(self, buffer: Tensor, to: int) -> None:
-        self._put({to: buffer})
+    def _iall_to_all(self, buffer: Tensor) -> Operation:
+        return self._exchange(buffer.unbind())
 
-    def _recv(self, buffer: Tensor, source: int) -> None:
-        buffer.copy_(self._take(source))
+    def _ibroadcast(self, buffer: Tensor, root: int) -> Operation:
+        name = self._next_name()
+        to = self._others() if self.rank == root else []
+        answers = self._send_all(_deliver, name, dict.fromkeys(to, buffer))
+        senders = [] if self.rank == root else [root]
+
+        def combine(sent: list[Tensor]) -> Tensor:
+            return buffer.copy_(sent[0]) if sent else buffer
+
+        return Exchanged(self, name, [answers], combine, senders)
+
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
+        # Messages stay in order: this one has arrived before the next one leaves.
+        self._await_all(self._send_all(_deliver, self._name, {to: buffer}))
+        return Finished()
+
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+        arrived = _mailbox(self._name, self._ranks[source]).qsize
+        return Posted(self._posted[source], buffer, lambda: self._take(source, self._name), arrived)
 
     def _barrier(self) -> None:
         import torch
 
-        self._exchange([torch.empty(0)] * self.size)
+        self._exchange([torch.empty(0)] * self.size).finish()
 
     def _split(self, groups: list[list[int]], number: int) -> RpcCommunicator:
-        # Subgroups share the mailboxes: two ranks exchange in the same order on both sides, over whichever
-        # communicator.
+        # Subgroups share the mailboxes of messages: two ranks exchange in the same order on both sides,
+        # over whichever communicator.
         group = groups[number]
         rank, ranks = group.index(self.rank), [self._ranks[each] for each in group]
-        return RpcCommunicator(rank, len(group), self.clock, self._rpc, self._store, self._timeout_s, ranks)
+        path = f"{self._path}/{self._splits}.{number}"
+        self._splits += 1
+        return RpcCommunicator(
+            rank, len(group), self.clock, self._rpc, self._store, self._timeout_s, ranks, path=path
+        )
 
-    def _exchange(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Send tensors[i] to rank i. Returns the tensor from each rank, in rank order."""
-        self._put({rank: tensors[rank] for rank in self._others()})
-        return [tensors[rank] if rank == self.rank else self._take(rank) for rank in range(self.size)]
+    def _next_name(self) -> str:
+        """The name of the mailboxes of the next collective."""
+        self._collectives += 1
+        return f"{self._path}#{self._collectives}"
+
+    def _exchange(self, tensors: Sequence[Tensor]) -> Operation:
+        """Send tensors[i] to rank i. Brings the tensors of all ranks, stacked in rank order."""
+        import torch
+
+        name = self._next_name()
+        answers = self._send_all(_deliver, name, {rank: tensors[rank] for rank in self._others()})
+        own = tensors[self.rank].clone()
+
+        def combine(others: list[Tensor]) -> Tensor:
+            others.insert(self.rank, own)
+            return torch.stack(others)
+
+        return Exchanged(self, name, [answers], combine)
 
     def _others(self) -> list[int]:
         """The other ranks, starting with the next one, so that not all ranks send to rank 0 first."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
-    def _put(self, tensors: Mapping[int, Tensor]) -> None:
-        """Put each tensor into the mailbox of its rank. Returns when all have arrived.
-
-        An earlier return would let the next tensor overtake: a peer answers requests with several threads.
-        """
+    def _send_all(
+        self, function: Callable[..., None], name: str, tensors: Mapping[int, Tensor], *details: int
+    ) -> dict[int, Any]:
+        """Call a function of each rank with its tensor. Returns their answers, by rank of the run."""
         answers = {}
         for to, tensor in tensors.items():
             peer, mine = self._ranks[to], self._ranks[self.rank]
             with rpc_errors(peer, "sending to"):
                 answers[peer] = self._rpc.rpc_async(
                     worker_name(peer),
-                    _deliver,
-                    args=(self._name, mine, _in_own_storage(tensor)),
+                    function,
+                    args=(name, mine, _in_own_storage(tensor), *details),
                     timeout=self._timeout_s,
                 )
+        return answers
+
+    def _await_all(self, answers: Mapping[int, Any]) -> None:
+        """Wait until the tensors have arrived."""
         for peer, answer in answers.items():
             with rpc_errors(peer, "sending to"):
                 self._await(answer)
@@ -202,14 +321,14 @@ class RpcCommunicator(Communicator):
     def _check(self) -> None:
         """Raise CommunicationError if a wait is in vain."""
 
-    def _take(self, source: int) -> Tensor:
-        """The next tensor from rank `source` in this rank's mailbox."""
+    def _take(self, source: int, name: str) -> Tensor:
+        """The next tensor from rank `source` in this rank's mailbox of this name."""
         source = self._ranks[source]
         deadline = time.monotonic() + self._timeout_s
         heartbeat = Heartbeat(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                return _mailbox(self._name, source).get(timeout=min(HEARTBEAT_S, left_s))
+                return _mailbox(name, source).get(timeout=min(HEARTBEAT_S, left_s))
             except Empty:
                 heartbeat.check()
                 self._check()
@@ -298,9 +417,26 @@ def _mailbox(group: str, source: int) -> SimpleQueue[Tensor]:
     return _mailboxes.setdefault((group, source), SimpleQueue())
 
 
+def _sum(name: str, size: int) -> Sum:
+    """The sum of this name. A peer may send before this rank has started the all-reduce."""
+    return _sums.setdefault(name, Sum(size))  # atomic
+
+
+def _forget(name: str, sources: Sequence[int] = ()) -> None:
+    """Forget a sum or mailboxes, which are not used again."""
+    _sums.pop(name, None)
+    for source in sources:
+        _mailboxes.pop((name, source), None)
+
+
 def _deliver(group: str, source: int, tensor: Tensor) -> None:
     """Runs in the receiving process."""
     _mailbox(group, source).put(tensor)
+
+
+def _add(name: str, _: int, values: Tensor, rank: int, size: int) -> None:
+    """Add a slice to a sum. Runs in the receiving process."""
+    _sum(name, size).add(rank, values)
 
 
 def _in_own_storage(tensor: Tensor) -> Tensor:

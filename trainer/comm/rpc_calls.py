@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trainer.comm.base import communication_errors
+from trainer.comm.errors import communication_errors
 
 HEARTBEAT_S = 0.5  # between pings of a rank that this rank waits for
 PING_TIMEOUT_S = 3.0  # for an idle rank to answer a ping

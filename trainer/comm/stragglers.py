@@ -17,8 +17,9 @@ def attribute_stragglers(comm: Communicator) -> dict[int, float]:
 
     In a collective a rank waits from its own entry to the entry of the last rank; in a shift, to the entry
     of its source; in a receive, until the sender starts to send; at the end of a send, until the receiver
-    starts to receive. The ranks exchange their times, so this compares their clocks: all ranks must be
-    on one machine. Call it on every rank with the clock stopped.
+    starts to receive. In the wait for a non-blocking collective, it waits until the last rank has started
+    that. The ranks exchange their times, so this compares their clocks: all ranks must be on one machine.
+    Call it on every rank with the clock stopped.
 
     Returns:
         Seconds that this rank waited, by the rank that it waited for. Their sum has moved to `wait`.
@@ -47,6 +48,11 @@ def _waits(comm: Communicator) -> Iterator[tuple[int, float]]:
         entered, left = _times(comm, traffic.collectives)
         last = comm.all_gather_float64(entered).max(dim=0)
         yield from enumerate(_sum_by_rank(comm, _overlap(entered, left, last.values), last.indices))
+    if traffic.starts:
+        started = torch.tensor(traffic.starts, dtype=torch.float64, device=comm.device)
+        last = comm.all_gather_float64(started).max(dim=0)
+        for entered_s, left_s, index, _ in traffic.start_waits:
+            yield int(last.indices[index]), _seconds_until((entered_s, left_s), last.values[index].item())
     if traffic.shifts:
         entered, left = _times(comm, traffic.shifts)
         sources = torch.tensor([source for _, _, source in traffic.shifts], device=comm.device)
@@ -55,7 +61,7 @@ def _waits(comm: Communicator) -> Iterator[tuple[int, float]]:
     sends = _times_about_this_rank(comm, traffic.sends)
     for span, source, index in _numbered(traffic.receives):
         yield source, _seconds_until(span, sends[source][index])
-    receives = _times_about_this_rank(comm, [(entered, source) for entered, _, source in traffic.receives])
+    receives = _times_about_this_rank(comm, [(asked, source) for _, _, source, asked in traffic.receives])
     for entered_s, left_s, to, index in traffic.send_waits:
         yield to, _seconds_until((entered_s, left_s), receives[to][index])
 
@@ -94,11 +100,11 @@ def _times_about_this_rank(comm: Communicator, times: Sequence[tuple[float, int]
 
 
 def _numbered(
-    receives: Iterable[tuple[float, float, int]],
+    receives: Iterable[tuple[float, float, int, float]],
 ) -> Iterator[tuple[tuple[float, float], int, int]]:
     """Each receive's span, its sender, and its number among the messages from that sender."""
     counts: dict[int, int] = {}
-    for entered, left, source in receives:
+    for entered, left, source, _ in receives:
         index = counts.get(source, 0)
         counts[source] = index + 1
         yield (entered, left), source, index

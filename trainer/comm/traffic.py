@@ -24,7 +24,11 @@ class Traffic:
         sends: (started, receiver) of every send.
         send_waits: (entered, left, receiver, index) of every wait for a send to complete. index: the
             number of that send among those to the receiver, from 0.
-        receives: (entered, left, sender) of every receive.
+        receives: (entered, left, sender, asked) of every receive. asked: when it began; before `entered` if
+            it was started and waited for later.
+        starts: when each non-blocking collective was started, in order.
+        start_waits: (entered, left, index, completed) of every wait for one. index: its place in `starts`;
+            completed: when it was complete, None if that is not known.
     """
 
     bytes_sent: float = 0.0
@@ -33,7 +37,9 @@ class Traffic:
     shifts: list[tuple[float, float, int]] = field(default_factory=list)
     sends: list[tuple[float, int]] = field(default_factory=list)
     send_waits: list[tuple[float, float, int, int]] = field(default_factory=list)
-    receives: list[tuple[float, float, int]] = field(default_factory=list)
+    receives: list[tuple[float, float, int, float]] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    start_waits: list[tuple[float, float, int, float | None]] = field(default_factory=list)
     _send_counts: Counter[int] = field(default_factory=Counter)
 
     def state(self) -> dict[str, Any]:

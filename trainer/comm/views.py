@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.membership import Membership
 
 

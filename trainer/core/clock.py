@@ -82,6 +82,12 @@ class Clock:
         """Book a `with` block to `name`. No effect while stopped or evaluating."""
         return Span(self, name)
 
+    def unread(self) -> Span:
+        """A span of no length at the last change of phase, for which the clock is not read."""
+        span = Span(self, "communicate")
+        span.counted, span.entered, span.left, span.cpu_s = self.counting, self._since, self._since, 0.0
+        return span
+
     def charge(self, samples: int) -> None:
         """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs."""
 

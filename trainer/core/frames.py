@@ -10,6 +10,7 @@ from trainer.core.json_files import value_count
 HEADER = 4  # bytes of a frame's length, big-endian
 MAX_FRAME = 16 * 2**20  # bytes, unless a reader allows another length
 MAX_VALUES = 2**18  # in a message that is not trusted: a byte of JSON can take 100 bytes of memory
+NO_MESSAGE = "wrote to the channel of its answers"  # what is no message
 
 
 class ProtocolError(Exception):
@@ -37,7 +38,7 @@ def message(body: bytes, most_values: int | None = None) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        raise ProtocolError("wrote to the channel of its answers") from None
+        raise ProtocolError(NO_MESSAGE) from None
     if not isinstance(value, dict):
-        raise ProtocolError("wrote to the channel of its answers")
+        raise ProtocolError(NO_MESSAGE)
     return value

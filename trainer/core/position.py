@@ -15,6 +15,7 @@ POINT_TO_POINT = ("send", "recv")
 # How the peer of each kind is named; the other kinds have none.
 PEERS = {
     "broadcast": "from rank",
+    "ibroadcast": "from rank",
     "gather": "to rank",
     "shift": "by",
     "send": "to rank",
@@ -47,6 +48,10 @@ class Exchange(Record):
         "all_reduce",
         "all_gather",
         "all_to_all",
+        "iall_reduce",
+        "iall_gather",
+        "ireduce_scatter",
+        "ibroadcast",
         "gather",
         "broadcast",
         "shift",

@@ -111,6 +111,8 @@ class Strategy(Component):
     alike_between_rounds: ClassVar[bool] = False
     # Ranks exchange within a backward pass, inference mode or autocast, whose state belongs to a thread.
     needs_thread: ClassVar[bool] = False
+    # Exchanges start within a backward pass, so a cost that is given for the whole of it does not fit.
+    overlaps_backward: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None
     # False: equal seeds do not give equal weights, as where gradients are applied in order of arrival.

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from trainer.core.record import Amount, Count, Rank, Record, Text
 from trainer.core.regular_files import open_below
 
-VERSION = 1
+VERSION = 2
 MAX_RECORDS = 1_000_000  # of one rank; a longer trace ends with `complete: false`
 MAX_HEADER_BYTES = 2**20
 
@@ -72,13 +72,39 @@ class Kind(IntEnum):
         21  # until a send is complete; peer: the receiver, bytes: its index among sends to it, from 0
     )
     RECEIVE = 22  # peer: the sender
-    # Collectives that a library runs beside the computation.
-    START_ALL_REDUCE = 30  # is handed over and starts, in order, when all ranks have handed it over
+    # What runs beside the computation. It starts, in order, when all ranks have started it; bytes as above.
+    START_ALL_REDUCE = 30
     WAIT_STARTED = 31  # until all that was started is complete
+    START_ALL_GATHER = 32
+    START_REDUCE_SCATTER = 33
+    START_BROADCAST = 34  # peer: the root
+    START_RECEIVE = 35  # peer: the sender
+    # Until one of them is complete; bytes: its number among the starts of its group, from 0; peer: the
+    # microseconds for which it was complete before; -1: not known.
+    WAIT = 36
     # Requests to a server, which takes them in the order of arrival.
     REQUEST = 40  # until the response has arrived; peer: the server, bytes: the size of the request
     TAKE = 41  # until a request is there; peer: its sender, bytes: the size of the request
     RESPOND = 42  # peer: the sender of the request, bytes: the size of the response
+
+
+def bytes_sent(kind: Kind, size: int, nbytes: float, is_root: bool = False) -> float:
+    """Bytes that a rank sends in an exchange of `size` ranks, at the optimal cost of its kind.
+
+    nbytes: see Kind. is_root: whether it is the root of a gather or a broadcast.
+    """
+    match kind:
+        case Kind.ALL_REDUCE | Kind.START_ALL_REDUCE:
+            return 2 * nbytes * (size - 1) / size
+        case Kind.ALL_GATHER | Kind.START_ALL_GATHER:
+            return nbytes * (size - 1)
+        case Kind.ALL_TO_ALL | Kind.REDUCE_SCATTER | Kind.START_REDUCE_SCATTER:
+            return nbytes * (size - 1) / size
+        case Kind.GATHER:
+            return 0 if is_root else nbytes
+        case Kind.BROADCAST | Kind.START_BROADCAST:
+            return nbytes * (size - 1) if is_root else 0
+    return nbytes
 
 
 class TraceError(Exception):
@@ -98,7 +124,7 @@ class TraceHeader(Record):
         complete: whether the trace reaches the end of training.
     """
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     run: Text
     rank: Rank
     size: Annotated[int, Field(ge=1, le=2**20)]
@@ -201,7 +227,8 @@ def wrong_record(header: TraceHeader, records: np.ndarray, limits: TraceLimits, 
         first: the number of the first of the records in the trace.
     """
     kinds = records["kind"]
-    sizes = np.where(kinds == Kind.SEND_WAIT, 0, records["bytes"])  # of these it is an index
+    numbers = np.isin(kinds, (Kind.SEND_WAIT, Kind.WAIT))
+    sizes = np.where(numbers, 0, records["bytes"])
     epochs = np.where(kinds == Kind.EPOCH, records["peer"], 1)
     allowed = {
         "kind": (np.isin(kinds, [*Kind]), f"one of {', '.join(str(int(kind)) for kind in Kind)}"),

@@ -56,11 +56,10 @@ class Tracer:
         self._mode = mode
         self._cpu_seconds = cpu_seconds
         self._started = self._left = started_s
-        self._groups = [ranks]  # as they are: lists for each of many ranks take memory
+        self._groups: dict[tuple[int, ...], Sequence[int]] = {(): ranks}  # by path, as they are
         self._content = bytearray()
         self._max_bytes = max_records * RECORD.itemsize
         self._thread = get_ident()
-        self._held = False
         self._data = self._compute = self._other = 0.0  # CPU seconds that are recorded
         self.skip_work()
 
@@ -69,18 +68,11 @@ class Tracer:
         """The number of records so far."""
         return len(self._content) // RECORD.itemsize
 
-    @property
-    def on_own_thread(self) -> bool:
-        """Whether the calling thread is the rank's."""
-        return get_ident() == self._thread
-
-    def group(self, ranks: Sequence[int]) -> int:
-        """The number of the communicator of these ranks of the run."""
-        for number, known in enumerate(self._groups):
-            if [*known] == [*ranks]:
-                return number
-        self._groups.append(ranks)
-        return len(self._groups) - 1
+    def group(self, ranks: Sequence[int], path: tuple[int, ...] = ()) -> int:
+        """The number of the communicator of these ranks of the run. path: the splits that made it."""
+        if path not in self._groups:
+            self._groups[path] = ranks
+        return [*self._groups].index(path)
 
     def exchange(
         self,
@@ -108,7 +100,7 @@ class Tracer:
         seconds = self._cpu_seconds
         data, compute, other = seconds["data"], seconds["compute"], seconds["other"]
         in_data, in_compute, in_other = data - self._data, compute - self._compute, other - self._other
-        if self._held or (cpu_s := in_data + in_compute + in_other) <= 0:
+        if (cpu_s := in_data + in_compute + in_other) <= 0:
             return
         phase = _DATA if in_data > in_other else _OTHER
         if in_compute >= in_data and in_compute >= in_other:
@@ -116,15 +108,6 @@ class Tracer:
         left = max(at, self._left)
         self._add(_WORK, 0, phase, 0, cpu_s, self._left, left)
         self._data, self._compute, self._other, self._left = data, compute, other, left
-
-    def hold(self) -> None:
-        """Record no work until `release`: the clock books as work what belongs to an exchange."""
-        self._held = True
-
-    def release(self, compute_s: float = 0.0) -> None:
-        """End `hold`. compute_s: CPU seconds that are work, although the clock books them otherwise."""
-        self._held = False
-        self._compute -= compute_s
 
     def work_elsewhere(self, cpu_s: float, entered: float, left: float) -> None:
         """Record work of phase compute that the clock has not booked yet."""
@@ -138,16 +121,19 @@ class Tracer:
 
     def finished(self, at: float, run: str, rank: int, transport: str) -> Trace:
         """The trace, once the clock has stopped at `at`."""
-        self._held = False
         self.work_until(at)
         records = np.frombuffer(self._content, RECORD)
+        paths = sorted(self._groups)  # on all ranks in the same order
+        if paths != [*self._groups]:
+            records = records.copy()
+            records["group"] = np.array([paths.index(path) for path in self._groups])[records["group"]]
         header = TraceHeader(
             run=run,
             rank=rank,
-            size=len(self._groups[0]),
+            size=len(self._groups[()]),
             transport=transport,
             mode=self._mode,
-            groups=[None, *map(list, self._groups[1:])],
+            groups=[None, *(list(self._groups[path]) for path in paths[1:])],
             started_s=self._started,
             count=len(records),
             complete=self.complete,

@@ -59,7 +59,9 @@ def load_module(directory: Path, module: str) -> ModuleType:
     try:
         with _loading:
             return _imported(directory, module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too, which would end this process
         raise ImportFailure(located(error, directory)) from error
 
 

@@ -1,4 +1,4 @@
-"""The process that runs a student's code: it imports a file, calls a function, and returns its value.
+"""The process that runs a student's code: it loads a file, calls a function, and returns its value.
 
 Arguments may hold functions of the grader, such as `send` and `recv` of a rank. Calling one here sends its
 arguments to the grader and waits for the answer, so the grader sees all that ranks exchange.
@@ -11,20 +11,18 @@ import os
 import resource
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any, BinaryIO
 
 from trainer.core.frames import HEADER, ProtocolError, frame, length, message
 from trainer.core.record import cut
+from trainer.core.user_code import load, located, name_in_code
 from trainer.course.protocol import decode, encode
 
-MAX_TEXT = 400  # characters of an exception's message
+MAX_TEXT = 400  # characters of an error
 
 
 class GraderFunction:
@@ -52,8 +50,6 @@ class Worker:
         self._lock = threading.Lock()
         self._numbers = count()
         self._answers: dict[int, SimpleQueue[dict[str, Any]]] = {}
-        self._module: ModuleType | None = None
-        sys.path.insert(0, str(self._directory))
 
     def serve(self) -> None:
         """Serve until the grader closes its stream. Each call runs in a thread of its own."""
@@ -69,16 +65,13 @@ class Worker:
 
     def _reset(self) -> None:
         """Import the student's files again before the next call."""
-        self._module = None
         for name, module in [*sys.modules.items()]:
-            if self._is_own(getattr(module, "__file__", None)):
+            file = getattr(module, "__file__", None)
+            if file and name_in_code(Path(file), self._directory):
                 del sys.modules[name]
 
-    def _is_own(self, file: str | None) -> bool:
-        return file is not None and Path(file).is_relative_to(self._directory)
-
     def _run(self, request: dict[str, Any]) -> None:
-        """Import the file, then make all calls at once, each in a thread."""
+        """Load the function, then make all calls at once, each in a thread."""
         try:
             function = self._function(request["file"], request["target"], decode(request["fields"]))
         except BaseException as error:
@@ -89,17 +82,8 @@ class Worker:
 
     def _function(self, file: str, target: str, fields: dict[str, Any]) -> Callable[..., Any]:
         """The function of a file; `Class.method` is that of an object with these fields."""
-        if self._module is None:
-            path = self._directory / file
-            spec = spec_from_file_location(path.stem, path)
-            assert spec is not None  # noqa: S101  (its name ends in .py)
-            assert spec.loader is not None  # noqa: S101
-            self._module = sys.modules[path.stem] = module_from_spec(spec)
-            spec.loader.exec_module(self._module)
         name, _, method = target.partition(".")
-        if not hasattr(self._module, name):
-            raise NameError(f"{file} does not define {name}")
-        found = getattr(self._module, name)
+        found = load(self._directory, file, name)
         function: Callable[..., Any] = getattr(found(**fields), method) if method else found
         return function
 
@@ -132,14 +116,8 @@ class Worker:
             self._outgoing.write(frame(reply))
             self._outgoing.flush()
 
-    def _described(self, error: BaseException) -> dict[str, Any]:
-        """What the grader prints of an exception: type, message, and the last line of the student's."""
-        places = traceback.extract_tb(error.__traceback__)
-        own = [f"{Path(at.filename).name}, line {at.lineno}" for at in places if self._is_own(at.filename)]
-        if isinstance(error, SyntaxError) and self._is_own(error.filename):
-            own = [f"{Path(str(error.filename)).name}, line {error.lineno}"]
-        text = cut(str(error.msg if isinstance(error, SyntaxError) else error), MAX_TEXT)
-        return {"type": type(error).__name__[:MAX_TEXT], "text": text, "where": own[-1] if own else ""}
+    def _described(self, error: BaseException) -> str:
+        return cut(located(error, self._directory), MAX_TEXT)
 
 
 def limit(limits: Mapping[str, int]) -> None:

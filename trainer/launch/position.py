@@ -11,12 +11,15 @@ from types import FrameType
 from typing import Any, get_args
 
 import trainer
-from trainer.comm import base
-from trainer.comm.base import Communicator, SendRequest
+from trainer.comm import base, nonblocking
+from trainer.comm.base import Communicator
+from trainer.comm.nonblocking import Request
 from trainer.core.position import MAX_NAME, MAX_PEER, PEERS, Exchange, Position
 from trainer.core.record import one_line
 from trainer.core.user_code import name_in_code
 
+# Methods of the communicator that are not kinds of their own.
+_KINDS = {"isend": "send", "irecv": "recv", "ishift": "shift", "iweighted_mean": "iall_reduce"}
 KINDS = get_args(Exchange.model_fields["kind"].annotation)
 PACKAGE = Path(trainer.__file__).parent
 STRATEGIES = PACKAGE / "strategies"
@@ -72,13 +75,12 @@ def _name(path: Path) -> tuple[str, bool] | None:
 
 def _exchange(frame: FrameType) -> tuple[Exchange, float | None] | None:
     """The exchange that a frame of the communicator performs, and seconds since the rank has entered it."""
-    if frame.f_code.co_filename != base.__file__:
+    if frame.f_code.co_filename not in (base.__file__, nonblocking.__file__):
         return None
-    found, kind = frame.f_locals, frame.f_code.co_name.removeprefix("i")  # isend
+    found, kind = frame.f_locals, _KINDS.get(frame.f_code.co_name, frame.f_code.co_name)
     comm = found.get("self")
-    if isinstance(comm, SendRequest):
-        found, kind = {**found, "buffer": comm._buffer, "to": comm._to}, "send"
-        comm = comm._comm
+    if isinstance(comm, Request):
+        found, kind, comm = {**found, **comm.details, "buffer": comm.buffer}, comm.kind, comm.comm
     if kind not in KINDS or not isinstance(comm, Communicator):
         return None
     entered = getattr(found.get("span"), "entered", None)

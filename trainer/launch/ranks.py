@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.comm.attempt_store import exit_barrier
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.forked import ForkedCommunicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock

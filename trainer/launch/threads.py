@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.nonblocking import Operation
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
@@ -93,13 +94,10 @@ class Exchanges:
         self._taken: dict[tuple[tuple[int, ...], int], int] = {}
         self.defect = self.deadlock = ""
 
-    def enter(self, ranks: tuple[int, ...], rank: int, what: str, collective: bool = True) -> None:
-        """A rank enters an exchange. Raises CommunicationError if another rank calls another one."""
+    def start(self, ranks: tuple[int, ...], rank: int, what: str) -> None:
+        """A rank starts a collective. Raises CommunicationError if another rank starts another one."""
         with self._lock:
             self._progress += 1
-            self._waiting[rank] = what
-            if not collective:
-                return
             order, number = self._order.setdefault(ranks, []), self._taken.get((ranks, rank), 0)
             self._taken[ranks, rank] = number + 1
             if number == len(order):
@@ -110,6 +108,12 @@ class Exchanges:
                     f"exchange {number + 1}: rank {first} calls {expected}, and rank {rank} {what}"
                 )
                 raise CommunicationError(self.defect)
+
+    def wait(self, rank: int, what: str) -> None:
+        """A rank waits in an exchange."""
+        with self._lock:
+            self._progress += 1
+            self._waiting[rank] = what
 
     def leave(self, rank: int) -> None:
         """A rank has finished an exchange."""
@@ -140,6 +144,23 @@ class Exchanges:
             )
 
 
+class Watched(Operation):
+    """An exchange of one rank, in which the rank waits from `finish` on."""
+
+    def __init__(self, inner: Operation, exchanges: Exchanges, rank: int, what: str) -> None:
+        self._inner, self._exchanges, self._rank, self._what = inner, exchanges, rank, what
+
+    def finish(self) -> Any:
+        self._exchanges.wait(self._rank, self._what)
+        try:
+            return self._inner.finish()
+        finally:
+            self._exchanges.leave(self._rank)
+
+    def done(self) -> bool:
+        return self._inner.done()
+
+
 class WatchedCommunicator(MemoryCommunicator):
     """Like MemoryCommunicator, and says what its rank does."""
 
@@ -154,43 +175,21 @@ class WatchedCommunicator(MemoryCommunicator):
         made.exchanges = exchanges
         return made
 
-    @contextmanager
-    def _in(self, what: str, collective: bool = True) -> Iterator[None]:
+    def _meet(
+        self, what: str, brings: Any, come_to: Callable[[list[Any]], Any], take: Callable[[Any], Any]
+    ) -> Operation:
         rank = self.run_ranks[self.rank]
-        self.exchanges.enter(tuple(self.run_ranks), rank, what, collective)
-        try:
-            yield
-        finally:
-            self.exchanges.leave(rank)
+        self.exchanges.start(tuple(self.run_ranks), rank, what)
+        return Watched(super()._meet(what, brings, come_to, take), self.exchanges, rank, what)
 
-    def _all_reduce(self, buffer: Tensor) -> None:
-        with self._in(f"all_reduce of {buffer.numel()} numbers"):
-            super()._all_reduce(buffer)
-
-    def _all_gather(self, buffer: Tensor) -> Tensor:
-        with self._in(f"all_gather of {buffer.numel()} numbers"):
-            return super()._all_gather(buffer)
-
-    def _all_to_all(self, buffer: Tensor) -> Tensor:
-        with self._in(f"all_to_all of {buffer.numel()} numbers"):
-            return super()._all_to_all(buffer)
-
-    def _broadcast(self, buffer: Tensor, root: int) -> None:
-        with self._in(f"broadcast of {buffer.numel()} numbers from rank {root}"):
-            super()._broadcast(buffer, root)
-
-    def _recv(self, buffer: Tensor, source: int) -> None:
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
         what = f"receive of {buffer.numel()} numbers from rank {self.run_ranks[source]}"
-        with self._in(what, collective=False):
-            super()._recv(buffer, source)
-
-    def _barrier(self) -> None:
-        with self._in("barrier"):
-            super()._barrier()
+        rank = self.run_ranks[self.rank]
+        return Watched(super()._irecv(buffer, source), self.exchanges, rank, what)
 
     def _split(self, groups: list[list[int]], number: int) -> WatchedCommunicator:
         ranks = groups[number]
-        shared = self._group.subgroup(ranks)
+        shared = self._group.subgroup(ranks, self._next_split())
         return self.watched(ranks.index(self.rank), len(ranks), self.clock, shared, self.exchanges)
 
 

@@ -1,61 +1,94 @@
-"""What DistributedDataParallel sends, timed and counted: the reduction of its buckets of gradients."""
+"""DistributedDataParallel over our communicator: its buckets are reduced beside the backward pass."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, ProcessGroup, _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 
+from trainer.comm.base import Communicator
+from trainer.comm.nonblocking import Request
 from trainer.compression.base import Compression
 from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
-from trainer.core.trace import Kind
+from trainer.core.clock import Clock
+from trainer.training.loader import Batch
 from trainer.training.replica import Replica
+from trainer.training.task import Task
 from trainer.training.trained import IN_DDP
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch._C._distributed_c10d import AllreduceOptions, GradBucket
-    from torch.distributed import Work
-    from torch.futures import Future
+Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
-    from trainer.comm.base import Communicator
-    from trainer.core.clock import Clock
-    from trainer.training.loader import Batch
-    from trainer.training.task import Task
+
+class Alone(ProcessGroup):
+    """A process group of this rank alone, for DDP whose hook exchanges over a communicator."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+
+    def getBackendName(self) -> str:
+        return "alone"
+
+    def allgather(self, outputs: Any, inputs: Any, _: Any = None) -> Any:
+        for own, value in zip(outputs, inputs, strict=True):
+            own[0].copy_(value)
+        return _finished(inputs)
+
+    def broadcast(self, tensors: Any, _: Any = None) -> Any:  # type: ignore[override]
+        return _finished(tensors)
+
+    def allreduce(self, tensors: Any, _: Any = None) -> Any:  # type: ignore[override]
+        return _finished(tensors)
+
+
+def averaging(comm: Communicator, compression: Compression | None = None, seed: int = 0) -> Hook:
+    """The communication hook that averages gradients over the ranks.
+
+    seed: of the initial matrices of power_sgd, the same on all ranks.
+    """
+    match compression:
+        case PowerSgd(rank=rank) if comm.size > 1:
+            state = PowerSGDState(
+                _Blocking(comm),
+                matrix_approximation_rank=rank,
+                start_powerSGD_iter=2,  # the earliest: DDP rebuilds its buckets after the first step
+                min_compression_rate=1,
+                orthogonalization_epsilon=1e-8,  # without it a gradient of zeros becomes nan
+                random_seed=seed % 2**32,
+            )
+            return lambda _, bucket: powerSGD_hook(state, bucket)
+        case _:
+            buckets = Buckets(comm, fp16=isinstance(compression, Fp16))
+            return lambda _, bucket: buckets.mean(bucket)  # DDP refuses annotations that are text
 
 
 class Buckets:
-    """torch's reduction of DDP's buckets, timed and counted."""
+    """All-reduces each bucket of gradients while the backward pass computes the next one.
 
-    def __init__(self, comm: Communicator, compression: Compression, seed: int) -> None:
-        """seed: the seed of the initial matrices of power_sgd, the same on all ranks."""
-        self._comm = comm
-        self._hook, self._state = _hook(compression, _CountedGroup(comm), seed)
-        self._handed_over = comm.clock.now()
+    Each bucket b becomes Σ b/P over the ranks, summed in float16 with `fp16`, as by torch's own hooks.
+    """
+
+    def __init__(self, comm: Communicator, fp16: bool = False) -> None:
+        self._comm, self._fp16 = comm, fp16 and comm.size > 1
+        self._started: list[tuple[Request, Tensor, Future[Tensor]]] = []
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
-        """The communication hook: start to reduce the bucket."""
-        clock = self._comm.clock
-        if bucket.is_last():  # on a GPU reading the clock synchronises, so read it once
-            self._handed_over = clock.now()
-        reduced: Future[Tensor] = self._hook(self._state, bucket)
-        if clock.tracer and bucket.is_last():
-            clock.tracer.hold()  # what follows is part of the wait for all buckets
-        return reduced
-
-    def book_exposed(self) -> None:
-        """Book the exposed communication after a backward pass, as a collective of all ranks."""
-        clock = self._comm.clock
-        (entered, cpu), (left, cpu_left) = self._handed_over, clock.now()
-        # CPU time too: the rank's thread copies the reduced buckets.
-        clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
-        self._comm.traffic.collectives.append((entered, left))
-        if clock.tracer:
-            self._comm.trace_at(Kind.WAIT_STARTED, entered, left)
-            clock.tracer.release(compute_s=cpu_left - cpu)  # a replay computes it after the wait
+        """Start to reduce a bucket. The last one ends the backward pass: wait for all of them."""
+        buffer, future = bucket.buffer(), _future(self._comm.device)
+        sent = buffer.half() if self._fp16 else buffer
+        request = self._comm.iall_reduce(sent.div_(self._comm.size), "sum")
+        self._started.append((request, buffer, future))
+        if bucket.is_last():
+            for started, own, reduced in self._started:
+                found = started.wait()
+                reduced.set_result(own.copy_(found) if self._fp16 else found)
+            self._started.clear()
+        return future
 
 
 class DdpReplica(Replica):
@@ -83,8 +116,8 @@ class DdpReplica(Replica):
         ddp.require_backward_grad_sync = last  # as its context manager `no_sync` does
 
 
-class _CountedGroup:
-    """The default process group as torch's hooks use it, with a count of the bytes."""
+class _Blocking:
+    """All-reduces over a communicator, where torch's hook takes a process group."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -92,34 +125,18 @@ class _CountedGroup:
     def size(self) -> int:
         return self._comm.size
 
-    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions) -> Work:
-        world: Any = dist.group.WORLD
-        payload = sum(tensor.nbytes for tensor in tensors)
-        self._comm.traffic.bytes_sent += 2 * payload * (self.size() - 1) / self.size()
-        if (clock := self._comm.clock).tracer:
-            # The rank's thread has computed until now. The later exchanges of a PowerSGD bucket are
-            # handed over by a thread of gloo, which has its own CPU time.
-            now = clock.lap()[0] if clock.tracer.on_own_thread else clock.wall()
-            self._comm.trace_at(Kind.START_ALL_REDUCE, now, now, payload)
-        work: Work = world.allreduce(tensors, options)
-        return work
+    def allreduce(self, tensors: list[Tensor], _: object) -> Any:
+        for tensor in tensors:
+            self._comm.all_reduce(tensor, "sum")
+        return _finished(tensors)
 
 
-def _hook(compression: Compression, group: _CountedGroup, seed: int) -> tuple[Any, Any]:
-    """torch's communication hook for a compression, and the hook's state."""
-    if group.size() == 1:  # nothing is sent
-        return allreduce_hook, group
-    match compression:
-        case Fp16():
-            return fp16_compress_hook, group
-        case PowerSgd(rank=rank):
-            return powerSGD_hook, PowerSGDState(
-                group,
-                matrix_approximation_rank=rank,
-                start_powerSGD_iter=2,  # the earliest: DDP rebuilds its buckets after the first step
-                min_compression_rate=1,
-                orthogonalization_epsilon=1e-8,  # without it a gradient of zeros becomes nan
-                random_seed=seed % 2**32,
-            )
-        case _:
-            return allreduce_hook, group
+def _finished(tensors: list[Tensor]) -> Any:
+    future: Future[Any] = Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future)
+
+
+def _future(device: str) -> Future[Tensor]:
+    """One whose reader waits for the streams of a GPU."""
+    return Future(devices=[] if device == "cpu" else [torch.device(device)])

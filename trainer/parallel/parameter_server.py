@@ -9,7 +9,8 @@ from typing import cast
 
 from torch import Tensor
 
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.requests import Request, Requests
 from trainer.core.trace import Kind
 from trainer.training.replica import Replica

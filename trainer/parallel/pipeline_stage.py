@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.base import Communicator, SendRequest
+from trainer.comm.base import Communicator
+from trainer.comm.nonblocking import Request
 from trainer.core.clock import Clock
 from trainer.models.base import ParallelPair
 from trainer.models.shapes import block_shapes, input_type
@@ -146,7 +147,7 @@ class PipelineStage(Replica):
         self._in_flight: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # input and output
         self._split = SplitLayers(self.model) if splits_backward else None
         self._weight_passes: dict[int, list[WeightPass]] = {}  # of micro-batches
-        self._sends: list[SendRequest] = []
+        self._sends: list[Request] = []
 
     @property
     def blocks(self) -> list[str]:

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.distributed.rpc import RRef
 
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.rpc_calls import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.core.trace import Kind
 from trainer.models.shapes import block_shapes, input_type
@@ -171,7 +172,7 @@ class RpcStage(Replica):
     def _record_receive(self, source: int, size: int) -> None:
         entered = self._last_event[0]
         self._add_interval(self._communicate_s)
-        self._comm.traffic.receives.append((entered, self._last_event[0], source))
+        self._comm.traffic.receives.append((entered, self._last_event[0], source, entered))
         self._trace(Kind.RECEIVE, entered, source, size)
 
     def _record_send(self, to: int, payload: int) -> None:
@@ -254,7 +255,7 @@ class RpcMaster(Replica):
             output: Tensor = rpc.rpc_async(
                 worker_name(last), _forward, args=(last, x), timeout=self._timeout_s
             ).wait()
-        traffic.receives.append((span.entered, span.left, last))
+        traffic.receives.append((span.entered, span.left, last, span.entered))
         self._comm.trace(Kind.RECEIVE, span, output.nbytes, last)
         with self._clock.phase("compute") as span:
             loss = self._loss_function.of(output, batch.targets)

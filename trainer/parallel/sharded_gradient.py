@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trainer.comm.base import Communicator
-from trainer.parallel.exchanged import Exchange
+from trainer.comm.nonblocking import Request
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 from trainer.training.trained import trained_parameters
+
+# Starts an exchange of a flat tensor over the ranks.
+Start = Callable[[Tensor, Communicator], Request]
 
 
 class ShardedGradientReplica(Replica):
@@ -23,15 +26,16 @@ class ShardedGradientReplica(Replica):
     """
 
     def __init__(
-        self, model: nn.Sequential, task: Task, comm: Communicator, reduce: Exchange, gather: Exchange
+        self, model: nn.Sequential, task: Task, comm: Communicator, reduce: Start, gather: Start
     ) -> None:
         super().__init__(model, task, comm.clock)
         self._comm = comm
         self._blocks: list[Block] = []
+        self._reducing: Block | None = None  # whose gradient is on its way
         self._unused = task.spec.model.unused
         # The optimizer has been built over whole tensors, by whose shapes it may group them.
         for group, parameters in self._divided(model):
-            block = Block(parameters, comm, reduce, gather)
+            block = Block(parameters, comm, reduce, gather, self._reduces)
             self._blocks.append(block)
             group["params"].append(block.part)
 
@@ -55,9 +59,16 @@ class ShardedGradientReplica(Replica):
                     seen.add(each)
         return [*divided.values()]
 
+    def _reduces(self, block: Block | None) -> None:
+        """A block reduces its gradient, and those before it have been reduced; None: all have been."""
+        before, self._reducing = self._reducing, block
+        if before:
+            before.free_gradient()
+
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         super().backward(batch, weight)
         with self._clock.phase("compute"):
+            self._reduces(None)
             for block in self._blocks:
                 if (missing := block.missing()) is not None:
                     names = {each: name for name, each in self.model.named_parameters()}
@@ -70,8 +81,8 @@ class ShardedGradientReplica(Replica):
         """Update this rank's parts, and receive those of the other ranks."""
         super().step()
         with self._clock.phase("compute"):
-            for block in self._blocks:
-                block.gather_weights()
+            for block, gathered in [(block, block.gather_weights()) for block in self._blocks]:
+                block.set_weights(gathered.wait())
 
     def squared_gradient_norm(self) -> Tensor:
         return sum_over_ranks(squares(self._state_tensors()["gradient"]), self._comm)
@@ -90,10 +101,17 @@ class Block:
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], comm: Communicator, reduce: Exchange, gather: Exchange
+        self,
+        parameters: list[nn.Parameter],
+        comm: Communicator,
+        reduce: Start,
+        gather: Start,
+        reduces: Callable[[Block], None],
     ) -> None:
+        """reduces: called when it has started to reduce its gradient."""
         self._parameters, self._comm = parameters, comm
-        self._reduce, self._gather = reduce, gather
+        self._reduce, self._gather, self._reduces = reduce, gather, reduces
+        self._request: Request | None = None
         length = -(-sum(each.numel() for each in parameters) // comm.size)
         self._weights = parameters[0].data.new_zeros(comm.size * length)
         for view, parameter in zip(self._views(self._weights), parameters, strict=True):
@@ -121,16 +139,26 @@ class Block:
         return None if complete else next(each for each in self._parameters if each in self._missing)
 
     def _reduce_gradients(self) -> None:
-        """Add the mean gradient of this rank's part to those of the step, and free all others."""
+        """Start to reduce the gradient."""
         gradient = torch.zeros_like(self._weights)
         for view, parameter in zip(self._views(gradient), self._parameters, strict=True):
             view.copy_(cast("Tensor", parameter.grad))
             parameter.grad = None
-        reduced = self._reduce(gradient, self._comm)
-        self.part.grad = reduced if self.part.grad is None else self.part.grad + reduced
+        self._request = self._reduce(gradient, self._comm)
         self._missing, self._reduced = {*self._parameters}, True
+        self._reduces(self)
+
+    def free_gradient(self) -> None:
+        """Add the mean gradient of this rank's part to those of the step, and free all others."""
+        assert self._request is not None  # noqa: S101  (for the type checker)
+        reduced, self._request = self._request.wait(), None
+        self.part.grad = reduced if self.part.grad is None else self.part.grad + reduced
+
+    def gather_weights(self) -> Request:
+        """Start to gather the parts that the ranks have updated."""
+        return self._gather(self.part.detach(), self._comm)
 
     @torch.no_grad()
-    def gather_weights(self) -> None:
-        """Replace the weights by the parts that the ranks have updated."""
-        self._weights.copy_(self._gather(self.part, self._comm))
+    def set_weights(self, parts: Tensor) -> None:
+        """Replace the weights. parts: shape (ranks, n / ranks)."""
+        self._weights.copy_(parts.flatten())

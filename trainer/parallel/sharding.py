@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.base import Communicator
+from trainer.comm.errors import communication_errors
+from trainer.comm.nonblocking import wait_all
 from trainer.core.trace import Kind
 from trainer.parallel.ddp_buckets import DdpReplica
 from trainer.training.replica import Replica, squares, sum_over_ranks
@@ -119,79 +120,41 @@ class ShardedOptimizerReplica(DdpReplica):
 
     def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
         super().__init__(model, task, comm.clock)
-        whole = self._optimizer
-
-        def of_rank(groups: list[dict[str, Any]], **_: Any) -> Optimizer:
-            """The optimizer as it was built, for the parameters of this rank alone."""
-            own = {id(parameter) for group in groups for parameter in group["params"]}
-            for group in whole.param_groups:
-                group["params"] = [each for each in group["params"] if id(each) in own]
-            return whole
-
-        build: Any = of_rank  # torch calls it like an optimizer class
-        trained = {id(parameter) for parameter in self._parameters}
-        groups = [
-            {**group, "params": [each for each in group["params"] if id(each) in trained]}
-            for group in whole.param_groups
-        ]
-        self._optimizer = self._zero = ZeroRedundancyOptimizer(
-            groups, optimizer_class=build, lr=task.spec.lr
-        )
-        zero: Any = self._zero
-        # torch broadcasts each tensor by itself, those of rank 0 first.
-        owned = [
-            (root, parameter.nbytes)
-            for root, groups in enumerate(zero._partition_parameters())
-            for group in groups
-            for parameter in group["params"]
-        ]
-        self._broadcast_span = BroadcastSpan(comm, owned)
-        self._zero.optim.register_step_post_hook(self._broadcast_span.start)
+        self._comm = comm
+        self._owned = owners(self._optimizer, {id(each) for each in self._parameters}, comm.size)
+        own = {id(each) for each in self._owned[comm.rank]}
+        for group in self._optimizer.param_groups:
+            group["params"] = [each for each in group["params"] if id(each) in own]
 
     def step(self) -> None:
         """Update this rank's own tensors, broadcast them and receive those of the other ranks."""
         super().step()
-        self._broadcast_span.finish()
+        wait_all(
+            self._comm.ibroadcast(_flat(each), root)
+            for root, tensors in enumerate(self._owned)
+            for each in tensors
+        )
 
-    @property
-    def _own_optimizer(self) -> Optimizer:
-        own: Optimizer = self._zero.optim
-        return own
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements of a tensor as they are in memory, shape (n,)."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-class BroadcastSpan:
-    """Time and traffic of the broadcasts that follow the local optimizer step."""
+def owners(optimizer: Optimizer, trained: Container[int], ranks: int) -> list[list[nn.Parameter]]:
+    """The tensors that each rank updates: the largest first, each to the rank with the least so far.
 
-    def __init__(self, comm: Communicator, owned: Sequence[tuple[int, int]]) -> None:
-        """owned: owner and bytes of each tensor, in the order of the broadcasts."""
-        self._comm, self._owned = comm, owned
-        self._sent = sum(size for root, size in owned if root == comm.rank) * (comm.size - 1)
-        self._started = comm.clock.now()
-
-    def start(self, *_: object) -> None:
-        """Optimizer hook: the local step has finished."""
-        clock = self._comm.clock
-        if clock.tracer:
-            self._started = clock.lap()
-            clock.tracer.work_until(self._started[0])
-            clock.tracer.hold()
-        else:
-            self._started = clock.now()
-
-    def finish(self) -> None:
-        """Book the time since `start` as a collective of all ranks."""
-        clock, comm = self._comm.clock, self._comm
-        (entered, cpu), (left, cpu_left) = self._started, clock.now()
-        clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
-        comm.traffic.bytes_sent += self._sent
-        comm.traffic.collectives.append((entered, left))
-        if clock.tracer:
-            # They run at the same time, so their own times are not known: the first record has them all.
-            cpu_s = cpu_left - cpu
-            for root, size in self._owned:
-                comm.trace_at(Kind.BROADCAST, entered, left, size, root, cpu_s)
-                entered, cpu_s = left, 0.0
-            clock.tracer.release()
+    trained: the identities of the parameters that are trained.
+    """
+    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for group in optimizer.param_groups:
+        parameters = [each for each in group["params"] if id(each) in trained]
+        for parameter in sorted(parameters, key=torch.numel, reverse=True):
+            rank = sizes.index(min(sizes))
+            owned[rank].append(parameter)
+            sizes[rank] += parameter.numel()
+    return owned
 
 
 class Collective:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import P2POp, pipelining
 
-from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.base import Communicator
+from trainer.comm.errors import communication_errors
 from trainer.core.trace import Kind
 from trainer.parallel.pipeline_stage import PipelineStage
 from trainer.parallel.schedules import FlushSchedule

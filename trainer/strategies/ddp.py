@@ -29,14 +29,15 @@ class Ddp(Strategy):
     """Train with torch's DistributedDataParallel (Li et al. 2020).
 
     The same mathematics as `all_reduce`. The library splits the gradient into buckets and reduces one
-    while the backward pass computes the next. Only the exposed part is booked as communication: from the
-    hand-over of the last bucket to the end of the backward pass. It includes compressing that bucket.
+    while the backward pass computes the next. What the ranks still wait for after the last bucket is
+    exposed communication.
 
     Source: Li et al. 2020, "PyTorch Distributed".
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
-    virtual: ClassVar[bool] = False
+    needs_thread: ClassVar[bool] = True
+    overlaps_backward: ClassVar[bool] = True
     equivalent: ClassVar[str | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
@@ -54,20 +55,21 @@ class Ddp(Strategy):
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.parallel.ddp_buckets import Buckets, DdpReplica
+        from trainer.parallel.ddp_buckets import Alone, DdpReplica, averaging
 
         # Gradient and bucket differ only in the stride of dimensions of size 1, which has no meaning.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank, device=session.comm.device),
+            process_group=Alone(),  # the hook below averages
             broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
             find_unused_parameters=bool(session.spec.model.unused),
-            # PowerSGD's hook blocks one of gloo's two threads until its next exchange is done. Two
-            # buckets at a time would block both for ever.
+            # PowerSGD's exchanges follow each other, so they would not overlap with one bucket more.
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
-        buckets = Buckets(session.comm, self.compression, session.task.rngs.torch_seed("compression"))
-        ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
+        seed = session.task.rngs.torch_seed("compression")
+        ddp.register_comm_hook(None, averaging(session.comm, self.compression, seed))
         replica = DdpReplica(ddp, session.task, session.clock)
         # After the first pass DDP rebuilds its buckets in another order, which changes the rounding.
         session.start(replica, warm_up=replica.backward)
@@ -76,5 +78,4 @@ class Ddp(Strategy):
                 # The mean of the weighted gradients over ranks is the mean over the samples of the step.
                 weight = batch.share * session.size
                 replica.backward(batch, weight)  # DDP averages the gradients in here
-                buckets.book_exposed()
                 replica.step()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.compression.none import NoneCompression
 from trainer.core.strategy import Equal, Interval, Strategy, Uneven
 from trainer.models.base import several_types
 
@@ -23,14 +22,13 @@ class Zero1(Strategy):
     sends two thirds of that, since it reduces only the owner's part of the gradient. Owners are assigned
     by size, largest tensor first, and tensors are not split, so the largest tensor limits the balance.
 
-    The exposed communication of `ddp` and all broadcasts are timed.
-
-    Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.1, by torch's ZeroRedundancyOptimizer with
-    DistributedDataParallel, as torch documents it.
+    Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.1. Owners are assigned as by torch's
+    ZeroRedundancyOptimizer.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
-    virtual: ClassVar[bool] = False
+    needs_thread: ClassVar[bool] = True
+    overlaps_backward: ClassVar[bool] = True
     equivalent: ClassVar[str | None] = "all_reduce"
     equals: ClassVar[Equal | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
@@ -47,18 +45,19 @@ class Zero1(Strategy):
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.parallel.ddp_buckets import Buckets
+        from trainer.parallel.ddp_buckets import Alone, averaging
         from trainer.parallel.sharding import ShardedOptimizerReplica
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank),
+            process_group=Alone(),  # the hook below averages
             broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
             find_unused_parameters=bool(session.spec.model.unused),
             gradient_as_bucket_view=True,  # one copy of the gradient in memory, not two
         )
-        buckets = Buckets(session.comm, NoneCompression(), seed=0)
-        ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
+        ddp.register_comm_hook(None, averaging(session.comm))
         replica = ShardedOptimizerReplica(ddp, session.task, session.comm)
         session.start(replica, warm_up=replica.backward)  # see ddp.py
         for epoch in session.epochs():
@@ -66,5 +65,4 @@ class Zero1(Strategy):
                 # The mean of the weighted gradients over ranks is the mean over the samples of the step.
                 weight = batch.share * session.size
                 replica.backward(batch, weight)  # DDP averages the gradients in here
-                buckets.book_exposed()
-                replica.step()
+                replica.step()  # broadcasts the updated tensors

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.comm.base import Communicator
+    from trainer.comm.nonblocking import Request
     from trainer.training.session import Session
 
 
@@ -19,8 +20,9 @@ class Zero2(Strategy):
     Training is mathematically equal to `all_reduce`. Each of the P ranks has all weights. The weights of a
     block are padded with zeros to a multiple of P and cut into P equal parts. Rank i updates part i, and
     only this rank has the optimizer state of the part. As soon as the backward pass has computed the
-    gradient of a block, a reduce-scatter gives each rank the mean gradient of its part, and the rank frees
-    the full gradient. After the step, an all-gather distributes the updated parts.
+    gradient of a block, a reduce-scatter begins to give each rank the mean gradient of its part. The
+    gradient of the next block is computed meanwhile; then the rank frees that of this one. After the step,
+    all-gathers distribute the updated parts.
 
     For n bytes of weights, a rank sends n(P−1)/P bytes for the gradients and as many for the weights. The
     sum is that of an all-reduce. The reduce-scatter is implemented as an all-to-all, after which each rank
@@ -55,11 +57,11 @@ class Zero2(Strategy):
                 replica.step()  # all-gathers the weights
 
 
-def reduce_scatter(gradient: Tensor, comm: Communicator) -> Tensor:
-    """The sum over ranks of this rank's part of the gradient, shape (n/P,). gradient: shape (n,)."""
-    return comm.all_to_all(gradient.view(comm.size, -1)).sum(dim=0)
+def reduce_scatter(gradient: Tensor, comm: Communicator) -> Request:
+    """Start to sum this rank's part of the gradient over ranks, shape (n/P,). gradient: shape (n,)."""
+    return comm.ireduce_scatter(gradient)
 
 
-def all_gather(part: Tensor, comm: Communicator) -> Tensor:
-    """The parts of all ranks, shape (n,). part: shape (n/P,)."""
-    return comm.all_gather(part).flatten()
+def all_gather(part: Tensor, comm: Communicator) -> Request:
+    """Start to gather the parts of all ranks, shape (P, n/P). part: shape (n/P,)."""
+    return comm.iall_gather(part)

@@ -16,7 +16,7 @@ memory: the same as mpi, because ranks of one process have no network of their o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -37,6 +37,7 @@ class Transport:
             them. A sender of the latter waits for the receiver.
         acknowledged: a send blocks until the receiving process has answered.
         overhead_s: software cost of a message, at the sender and again at the receiver.
+        core_s_per_byte: see Cluster; `python -m tests.bench overlap` measures it.
         sleeps: a rank sleeps while it waits, so the CPU time of a collective is that of calling it. A rank
             that polls uses its core as long as it waits, and its CPU time says nothing.
     """
@@ -44,6 +45,7 @@ class Transport:
     choices: dict[str, tuple[tuple[int, Sequence[Choice]], ...]]
     eager_bytes: float
     overhead_s: float
+    core_s_per_byte: float = 1e-9
     acknowledged: bool = False
     sleeps: bool = False
 
@@ -102,7 +104,7 @@ TRANSPORTS: dict[str, Transport] = {
         sleeps=True,
     ),
     "mpi": _MPI,
-    "memory": _MPI,
+    "memory": replace(_MPI, core_s_per_byte=0.0),
     "rpc": Transport(
         choices=_always(
             all_reduce="direct",
@@ -116,14 +118,20 @@ TRANSPORTS: dict[str, Transport] = {
         ),
         eager_bytes=inf,
         overhead_s=100e-6,
+        core_s_per_byte=0.0,  # the clock of a rank has all threads of its process
         acknowledged=True,
         sleeps=True,
     ),
 }
 
 
-# Collectives beside the computation, and those that are like them but for their software.
-BESIDE = {"start_all_reduce": "all_reduce"}
+START = "start_"  # begins the name of a collective beside the computation: its software differs
+
+
+def _sent_as(collective: str) -> str:
+    """The blocking collective whose messages a collective beside the computation sends."""
+    # A reduce-scatter is an all-to-all and a sum, on every transport: gloo's own is an all-reduce.
+    return "all_to_all" if collective == "start_reduce_scatter" else collective.removeprefix(START)
 
 
 class Network:
@@ -138,6 +146,8 @@ class Network:
         self.cluster, self.transport = cluster, TRANSPORTS[transport]
         own = cluster.overhead_s
         self.overhead_s = self.transport.overhead_s if own is None else own
+        per_byte = cluster.core_s_per_byte
+        self.core_s_per_byte = self.transport.core_s_per_byte if per_byte is None else per_byte
         self._software: dict[tuple[str, float], float] = {}  # looked up for every message
         for collective, choices in cluster.algorithms.items():
             known = ALGORITHMS[collective]
@@ -165,7 +175,7 @@ class Network:
 
     def costs(self, collective: str, ranks: Sequence[int], nbytes: float, root: int) -> Costs:
         """Costs of a collective between `ranks`, with its software. root: or the distance of a shift."""
-        size, like = len(ranks), BESIDE.get(collective, collective)
+        size, like = len(ranks), _sent_as(collective)
         algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []
         software_s = self.software_s(collective, nbytes) if rounds else 0.0
@@ -190,7 +200,7 @@ class Network:
 
     def _described_s(self, exchange: str, nbytes: float) -> float:
         described = self.cluster.software
-        is_collective = BESIDE.get(exchange, exchange) in ALGORITHMS
+        is_collective = exchange.removeprefix(START) in ALGORITHMS
         costs = described.get(exchange) or (described.get(ANY_COLLECTIVE) if is_collective else None)
         if costs is None:
             return 0.0

@@ -71,6 +71,8 @@ class Cluster(Description):
         intra_node: the link between two ranks of a node.
         overhead_s: software cost of a message, at the sender and again at the receiver, during which the
             rank does nothing else (o in LogGP); None: that of the transport, see algorithms.py.
+        core_s_per_byte: CPU seconds of a rank's core for a byte that it sends beside its work, which takes
+            so much longer; None: that of the transport.
         software: costs by kind of exchange, in order of bytes; linear between them, constant beyond.
             `collective` stands for collectives that are not there. Other exchanges that are not there cost
             nothing beyond their messages.
@@ -85,6 +87,7 @@ class Cluster(Description):
     links: list[DirectedLink] = Field(default=[])
     intra_node: Link = Link(latency_s=5e-6, bytes_per_s=5e9)
     overhead_s: Seconds | None = None
+    core_s_per_byte: Seconds | None = None
     software: dict[str, Annotated[list[SoftwareCost], Field(min_length=1)]] = Field(default={})
     algorithms: dict[Collective, Annotated[list[Choice], Field(min_length=1)]] = Field(default={})
 

@@ -12,19 +12,30 @@ al. 2011, "Single node on-line simulation of MPI applications with SMPI", has bo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from trainer.core.trace import WORK_PHASES, Kind
+from trainer.core.trace import WORK_PHASES, Kind, bytes_sent
 from trainer.time_model.algorithms import Network
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.collectives import Costs
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import Interval, RankReplay
-from trainer.time_model.program import COLLECTIVES, NAMES, Channel, Entry, Group, Message, Started
+from trainer.time_model.program import (
+    BESIDE,
+    COLLECTIVES,
+    NAMES,
+    NUMBERED,
+    Channel,
+    Entry,
+    Group,
+    Message,
+    Part,
+    Started,
+)
 from trainer.time_model.service import ServedRequest
 
 _SEND, _RECEIVE, _REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
@@ -57,9 +68,11 @@ class Simulation(ABC):
         self._blocked: list[float | None] = [None] * size  # since when
         self._sending, self._receiving = [0.0] * size, [0.0] * size  # when the ports are free
         self._channels: dict[tuple[int, int, int], Channel] = {}
-        # Beside the computation: (begin, start of the last rank, end, its rank) since the last wait.
-        self._beside: list[list[tuple[float, float, float, int]]] = [[] for _ in range(size)]
-        self._outstanding = [0] * size  # handed over, not yet started
+        # What each rank has started and not waited for, by group and number; and how many it has started.
+        self._started: list[dict[tuple[int, int], Part]] = [{} for _ in range(size)]
+        self._numbers: list[Counter[int]] = [Counter() for _ in range(size)]
+        self._worked: list[deque[tuple[float, float]]] = [deque() for _ in range(size)]  # meanwhile
+        self._waiting: list[Sequence[Part]] = [()] * size  # for which a blocked rank waits
         self._epoch: list[int | None] = [None] * size
         self._requests: dict[int, ServedRequest] = {}  # the last one of each rank
         self._inbox: list[deque[ServedRequest]] = [deque() for _ in range(size)]
@@ -68,7 +81,9 @@ class Simulation(ABC):
             int(Kind.SEND): self._send,
             int(Kind.SEND_WAIT): self._send_wait,
             int(Kind.RECEIVE): self._receive,
-            int(Kind.START_ALL_REDUCE): self._start,
+            **dict.fromkeys(BESIDE, self._start),
+            int(Kind.START_RECEIVE): self._start_receive,
+            int(Kind.WAIT): self._wait,
             int(Kind.WAIT_STARTED): self._wait_started,
             int(Kind.REQUEST): self._request,
             int(Kind.TAKE): self._serve,
@@ -120,6 +135,8 @@ class Simulation(ABC):
                 work[record[2]] += seconds
                 if wanted:
                     self._show(rank, WORK_PHASES[record[2]], clock, clock + seconds)
+                if self._started[rank]:
+                    self._worked[rank].append((clock, clock + seconds))
                 clock += seconds
                 position += 1
             elif kind == 3:  # STEP
@@ -169,7 +186,8 @@ class Simulation(ABC):
         replay.communicate_s += left - entered - wait
         if self._wanted:
             caused = cause if wait > 0 else -1
-            self._show(rank, NAMES[record[0]], entered, left, wait, caused, record[3])
+            nbytes = 0 if record[0] in NUMBERED else record[3]
+            self._show(rank, NAMES[record[0]], entered, left, wait, caused, nbytes)
 
     def _show(self, rank: int, name: str, start: float, end: float, *details: Any) -> None:
         if end > start:
@@ -228,61 +246,103 @@ class Simulation(ABC):
             group.costs[key] = self._network.costs(NAMES[kind], group.ranks, nbytes, peer)
         return group.costs[key]
 
+    # Beside the computation
+
     def _start(self, rank: int, now: float, record: Entry) -> float:
         group = self._groups[rank][record[1]]
+        kind, _, peer, nbytes = record[:4]
         where = group.where[rank]
         for started in group.started:
-            if started.handed[where] is None:
+            if started.parts[where] is None:
                 break
         else:
-            started = Started(len(group.ranks), record[3])
+            started = Started(len(group.ranks), (kind, peer, nbytes))
             group.started.append(started)
-        if started.bytes != record[3]:
-            raise ReplayError(f"{self._name(rank)}: other ranks hand over {started.bytes} bytes here")
+        if started.call != (kind, peer, nbytes):
+            raise ReplayError(
+                f"{self._name(rank)}: other ranks start {NAMES[started.call[0]].removeprefix('start_')} of "
+                f"{started.call[2]} bytes here"
+            )
         started.handed[where] = now
-        self._outstanding[rank] += 1
-        while group.started and None not in group.started[0].handed:
+        started.parts[where] = self._new_part(rank, record)
+        while group.started and inf not in group.started[0].handed:
             self._run_beside(group, group.started.popleft())
         return now
 
-    def _run_beside(self, group: Group, started: Started) -> None:
-        """Run a collective that all ranks have handed over."""
-        handed = [time for time in started.handed if time is not None]
-        entries = [max(time, self._sending[rank]) for time, rank in zip(handed, group.ranks, strict=True)]
-        costs = self._costs_of(group, int(Kind.START_ALL_REDUCE), started.bytes, -1)
-        exits, origins = costs.exits(entries)
-        for at, rank in enumerate(group.ranks):
-            left = exits[at]
-            self._use_ports(rank, left)
-            origin = origins[at]
-            self._beside[rank].append((entries[at], handed[origin], left, group.ranks[origin]))
-            self._ranks[rank].overlapped_s += left - max(entries[at], min(handed[origin], left))
-            self._outstanding[rank] -= 1
-            entered = self._blocked[rank]
-            if entered is not None and not self._outstanding[rank] and self._is_waiting_for_started(rank):
-                self._free(rank, self._leave_started(rank, entered))
+    def _new_part(self, rank: int, record: Entry) -> Part:
+        number = self._numbers[rank][record[1]]
+        self._numbers[rank][record[1]] += 1
+        part = self._started[rank][record[1], number] = Part()
+        return part
 
-    def _is_waiting_for_started(self, rank: int) -> bool:
-        return self._programs[rank][self._at[rank]][0] == Kind.WAIT_STARTED
+    def _run_beside(self, group: Group, started: Started) -> None:
+        """Run a collective that all ranks have started. It has their ports to itself."""
+        handed, (kind, peer, nbytes) = started.handed, started.call
+        entries = [max(time, self._sending[rank]) for time, rank in zip(handed, group.ranks, strict=True)]
+        moved = bytes_sent(Kind(kind), len(group.ranks), nbytes) or nbytes
+        exits, origins = self._costs_of(group, kind, nbytes, peer).exits(entries)
+        for at, rank in enumerate(group.ranks):
+            left, since, part = exits[at], handed[origins[at]], started.parts[at]
+            assert part is not None  # noqa: S101  (all ranks have started it)
+            self._use_ports(rank, left)
+            part.core_s = self._network.core_s_per_byte * moved
+            part.complete(min(max(entries[at], since), left), left, since, group.ranks[origins[at]])
+            self._awake(rank)
+
+    def _awake(self, rank: int) -> None:
+        """Let a blocked rank go on if all that it waits for is complete."""
+        entered, waiting = self._blocked[rank], self._waiting[rank]
+        if entered is not None and waiting and all(part.ends < inf for part in waiting):
+            self._waiting[rank] = ()
+            self._free(rank, self._leave(rank, entered, waiting))
+
+    def _wait(self, rank: int, now: float, record: Entry) -> float | None:
+        part = self._started[rank].pop((record[1], record[3]), None)
+        if part is None:
+            raise ReplayError(f"{self._name(rank)} waits for what it has not started")
+        return self._wait_for(rank, now, [part])
 
     def _wait_started(self, rank: int, now: float, record: Entry) -> float | None:
-        if self._outstanding[rank]:
-            self._block(rank, now)
-            return None
-        return self._leave_started(rank, now)
+        parts = [*self._started[rank].values()]
+        self._started[rank].clear()
+        return self._wait_for(rank, now, parts)
 
-    def _leave_started(self, rank: int, entered: float) -> float:
-        """Book the part of what runs beside the computation that the rank waits for. Returns its end."""
+    def _wait_for(self, rank: int, now: float, parts: Sequence[Part]) -> float | None:
+        if all(part.ends < inf for part in parts):
+            return self._leave(rank, now, parts)
+        self._waiting[rank] = parts
+        self._block(rank, now)
+        return None
+
+    def _leave(self, rank: int, entered: float, parts: Sequence[Part]) -> float:
+        """Book the part of what is complete that the rank waits for. Returns when it goes on."""
         replay, now = self._ranks[rank], entered
-        for _, last_handed, left, cause in self._beside[rank]:
+        for part in parts:
+            hidden_s = self._hidden_s(rank, part)
+            replay.overlapped_s += hidden_s
+            # The work beside it took longer: the exchange used the core, too.
+            share = hidden_s / (part.ends - part.begins) if hidden_s else 0.0
+            left = max(now + part.core_s * share / self._speed[rank], part.ends) + part.own_s
             if left > now:
-                ready = min(max(last_handed, now), left) if cause != rank else now
-                self._book(rank, now, left, ready, cause, self._programs[rank][self._at[rank]])
-                replay.overlapped_s -= left - ready
-                now = left
-        self._beside[rank].clear()
-        replay.overlapped_s = max(replay.overlapped_s, 0.0)  # rounding
+                record = self._programs[rank][self._at[rank]]
+                self._book(rank, now, left, part.since if part.cause != rank else now, part.cause, record)
+            now = left
+        self._forget_work(rank)
         return now
+
+    def _hidden_s(self, rank: int, part: Part) -> float:
+        """Seconds of an exchange in which the rank worked."""
+        begins, ends = part.begins, part.ends
+        return sum(max(min(end, ends) - max(start, begins), 0.0) for start, end in self._worked[rank])
+
+    def _forget_work(self, rank: int) -> None:
+        """Forget work that was done before all that goes on beside it began."""
+        worked, started = self._worked[rank], self._started[rank]
+        oldest = min((part.begins for part in started.values()), default=inf)
+        if oldest == inf and started:  # one has not begun, at a time that is not known
+            return
+        while worked and worked[0][1] <= oldest:
+            worked.popleft()
 
     # Point to point
 
@@ -309,8 +369,9 @@ class Simulation(ABC):
         if message.bytes > self._network.transport.eager_bytes:
             ready = max(ready, message.requested)
         message.sent, message.arrived = self._deliver(rank, to, message.bytes, ready)
-        if message.asked < inf:
-            self._free(to, self._leave_receive(message, rank, to, message.asked))
+        if message.part is not None:
+            self._arrived(message, rank, message.part)
+            self._awake(to)
 
     def _deliver(self, source: int, to: int, nbytes: int, ready: float) -> tuple[float, float]:
         """Pass a message through both ports. Returns when it is sent, and when it has arrived."""
@@ -322,31 +383,40 @@ class Simulation(ABC):
         self._receiving[to] = arrived
         return sent, arrived
 
-    def _leave_receive(self, message: Message, source: int, rank: int, entered: float) -> float:
-        network = self._network
-        own_s = network.overhead_s + network.software_s(_RECEIVE, message.bytes)
-        left = max(entered, message.arrived) + own_s
-        self._book(rank, entered, left, message.started, source, self._programs[rank][self._at[rank]])
-        return left
+    def _arrived(self, message: Message, source: int, part: Part) -> None:
+        """A message has arrived, and the receiver has asked for it."""
+        own_s = self._network.overhead_s + self._network.software_s(_RECEIVE, message.bytes)
+        begins = min(max(message.started, message.asked), message.arrived)
+        part.own_s = own_s
+        part.complete(begins, message.arrived, message.started, source)
 
     def _receive(self, rank: int, now: float, record: Entry) -> float | None:
+        part = Part()
+        self._ask(rank, now, record, part)
+        return self._wait_for(rank, now, [part])
+
+    def _start_receive(self, rank: int, now: float, record: Entry) -> float:
+        self._ask(rank, now, record, self._new_part(rank, record))
+        return now
+
+    def _ask(self, rank: int, now: float, record: Entry, part: Part) -> None:
+        """Ask for the next message of a rank."""
         _, group, peer, _ = record[:4]
         source = self._groups[rank][group].ranks[peer]
         channel = self._channel(rank, group, source, rank)
         message = channel.message(channel.receives)
         channel.receives += 1
+        message.asked, message.part = now, part
         if message.arrived < inf:
-            return self._leave_receive(message, source, rank, now)
-        message.asked = now
+            self._arrived(message, source, part)
+            return
         # The request follows what this rank is sending to the other one.
         message.requested = max(now, self._sending[rank]) + self._links.between(rank, source).latency_s
-        self._block(rank, now)
         if message.started < inf:
             self._transfer(message, source, rank)
             blocked = self._blocked[source]
             if blocked is not None and self._waits_for(source, channel, message):
                 self._free(source, self._leave_send(message, source, rank, blocked))
-        return None
 
     def _waits_for(self, rank: int, channel: Channel, message: Message) -> bool:
         """Whether the blocked rank waits until this message is sent."""
@@ -421,7 +491,7 @@ class Simulation(ABC):
         """`rank 1, record 17 (all_reduce of 400 bytes)`."""
         at = self._at[rank] if at is None else at
         record = self._programs[rank][at]
-        size = "" if record[0] == Kind.SEND_WAIT or not record[3] else f" of {record[3]} bytes"
+        size = "" if record[0] in NUMBERED or not record[3] else f" of {record[3]} bytes"
         peer = f", peer {record[2]}" if record[2] >= 0 else ""
         return f"rank {rank}, record {at} ({NAMES[record[0]]}{size}{peer})"
 
@@ -433,14 +503,14 @@ class Simulation(ABC):
             absent = [each for each in group.ranks if not self._is_in(each, group)]
             where = ", ".join(map(self._where, absent))
             return f"{self._name(rank)} never ends: {where}"
-        if kind == Kind.WAIT_STARTED:
+        if kind in (Kind.WAIT, Kind.WAIT_STARTED):
             mates = [
                 each
                 for own in self._groups[rank]
                 for started in own.started
                 for at, each in enumerate(own.ranks)
-                if started.handed[at] is None
-            ]
+                if started.parts[at] is None
+            ] or [each for each in range(self._size) if each != rank]
             where = ", ".join(map(self._where, dict.fromkeys(mates)))
             return f"{self._name(rank)} never ends: {where}"
         peer = group.ranks[record[2]]

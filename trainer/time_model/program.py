@@ -34,19 +34,41 @@ class Group:
 
 
 class Started:
-    """A collective beside the computation: when each rank of the group has handed it over."""
+    """A collective beside the computation: what it is, and each rank's part of it once that has started."""
 
-    __slots__ = ("bytes", "handed")
+    __slots__ = ("call", "handed", "parts")
 
-    def __init__(self, size: int, nbytes: int) -> None:
-        self.handed: list[float | None] = [None] * size
-        self.bytes = nbytes
+    def __init__(self, size: int, call: tuple[int, int, int]) -> None:
+        """call: kind, root and bytes."""
+        self.call = call
+        self.handed = [inf] * size  # when each rank has started it
+        self.parts: list[Part | None] = [None] * size
+
+
+class Part:
+    """One rank's part of an exchange, for which it may wait later.
+
+    begins, ends: when the exchange itself goes on; inf: not known yet. since: when the rank that it waited
+    for, `cause`, was ready. own_s: the rank's own software, after the end. core_s: CPU seconds of the core
+    of the rank while it goes on.
+    """
+
+    __slots__ = ("begins", "cause", "core_s", "ends", "own_s", "since")
+
+    def __init__(self) -> None:
+        self.begins = self.ends = self.since = inf
+        self.own_s = self.core_s = 0.0
+        self.cause = -1
+
+    def complete(self, begins: float, ends: float, since: float, cause: int) -> None:
+        """Set when it goes on."""
+        self.begins, self.ends, self.since, self.cause = begins, ends, since, cause
 
 
 class Message:
     """A message: when its sender started and its receiver asked for it, and what follows; inf: not yet."""
 
-    __slots__ = ("arrived", "asked", "bytes", "requested", "sent", "started")
+    __slots__ = ("arrived", "asked", "bytes", "part", "requested", "sent", "started")
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -55,6 +77,7 @@ class Message:
         self.requested = inf  # when the sender knows
         self.sent = inf
         self.arrived = inf
+        self.part: Part | None = None  # the receiver's
 
 
 class Channel:
@@ -85,13 +108,26 @@ COLLECTIVES = {
         Kind.SHIFT,
     )
 }
+# Collectives beside the computation, and the blocking ones that they are like.
+BESIDE = {
+    int(kind): kind.name.removeprefix("START_").lower()
+    for kind in (
+        Kind.START_ALL_REDUCE,
+        Kind.START_ALL_GATHER,
+        Kind.START_REDUCE_SCATTER,
+        Kind.START_BROADCAST,
+    )
+}
 NAMES = {int(kind): kind.name.lower() for kind in Kind}
+NUMBERED = (int(Kind.SEND_WAIT), int(Kind.WAIT))  # have a number in the place of bytes
 _WITH_PEER = (
     Kind.GATHER,
     Kind.BROADCAST,
     Kind.SEND,
     Kind.SEND_WAIT,
     Kind.RECEIVE,
+    Kind.START_BROADCAST,
+    Kind.START_RECEIVE,
     Kind.REQUEST,
     Kind.TAKE,
     Kind.RESPOND,

@@ -11,7 +11,7 @@ from trainer.time_model.cluster import Cluster
 from trainer.time_model.engine import Simulation
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import RankReplay, Replay
-from trainer.time_model.program import Channel, Entry, join_groups
+from trainer.time_model.program import BESIDE, Channel, Entry, join_groups
 from trainer.time_model.service import Section, ServedRequest, sections_of
 
 
@@ -66,10 +66,11 @@ class _OfTraces(Simulation):
         for rank, groups in enumerate(self._groups):
             for group in groups:
                 for started in group.started:
-                    missing = group.ranks[started.handed.index(None)]
+                    missing = group.ranks[started.parts.index(None)]
+                    kind, _, nbytes = started.call
                     raise ReplayError(
-                        f"rank {rank}: {started.bytes} bytes wait for an all-reduce that rank {missing} "
-                        f"never starts"
+                        f"rank {rank}: {BESIDE[kind]} of {nbytes} bytes waits for rank {missing}, which "
+                        "never starts it"
                     )
         if all(channel.sends == channel.receives for channel in self._channels.values()):
             return

@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 from trainer.aggregation.base import Aggregation, Total, whole
 from trainer.aggregation.mean import MeanAggregation
 from trainer.attacks.base import Knowledge
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.core.rng import RngFactory
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from trainer.aggregation.base import Aggregation
 from trainer.aggregation.mean import MeanAggregation
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.context import NodeContext
@@ -538,9 +539,11 @@ class Session:
 
         Raises:
             RuntimeError: The strategy has started no replica.
+            CommunicationError: It has never waited for an exchange that it has started.
         """
         if not self._started:
             raise RuntimeError("`train` has returned without a call of session.start(replica)")
+        self.comm.check_waited()
         self._faults.ended()
         self.clock.stop()
         self._checkpointer.close()

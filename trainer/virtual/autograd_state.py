@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 
 Hooks = tuple[Callable[[Tensor], object], Callable[[object], Tensor]]
 

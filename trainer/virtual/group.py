@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.trace import Kind
 from trainer.time_model.program import Group
 from trainer.virtual.simulation import VirtualSimulation

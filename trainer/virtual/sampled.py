@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.comm.base import Communicator, Op
+from trainer.comm.nonblocking import Finished, Operation, Request
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
@@ -38,6 +39,25 @@ class SampledCommunicator(VirtualCommunicator):
         if self.size > 1:
             self.all_reduce(values.new_empty(len(values) + 1), "sum")
         return values
+
+    def iweighted_mean(self, values: Tensor, weight: float) -> Request:
+        if self.size == 1:
+            return Request(self, Finished(values), "weighted_mean", values)
+        sums = values.new_empty(len(values) + 1)
+        return self._begin(Kind.START_ALL_REDUCE, lambda: self._iall_reduce(sums), sums, lambda _: values)
+
+    def _iall_reduce(self, buffer: Tensor) -> Operation:
+        return self._begin_meeting(Kind.START_ALL_REDUCE, None, None, lambda _: buffer, buffer.nbytes)
+
+    def _iall_gather(self, buffer: Tensor) -> Operation:
+        gathered = buffer.new_empty(self.size, len(buffer))
+        return self._begin_meeting(Kind.START_ALL_GATHER, None, None, lambda _: gathered, buffer.nbytes)
+
+    def _iall_to_all(self, buffer: Tensor) -> Operation:
+        return self._begin_meeting(Kind.START_REDUCE_SCATTER, None, None, lambda _: buffer, buffer.nbytes)
+
+    def _ibroadcast(self, buffer: Tensor, root: int) -> Operation:
+        return self._begin_meeting(Kind.START_BROADCAST, None, None, lambda _: buffer, buffer.nbytes, root)
 
     def _all_reduce(self, buffer: Tensor) -> None:
         self._meet(Kind.ALL_REDUCE, buffer.nbytes)

@@ -16,7 +16,7 @@ from trainer.time_model.cluster import Cluster
 from trainer.time_model.engine import Simulation
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.outcome import RankReplay
-from trainer.time_model.program import NAMES, Entry, Group
+from trainer.time_model.program import NAMES, NUMBERED, Entry, Group
 from trainer.time_model.service import ServedRequest
 from trainer.virtual.turns import VirtualRank
 
@@ -29,6 +29,7 @@ class Untimed(IntEnum):
     COLLECTIVE = 100
     SEND = 101  # peer: the receiver
     RECEIVE = 102  # peer: the sender
+    DONE = 103  # bytes: the number of a start, see Kind.WAIT: asks whether that is complete
 
 
 class VirtualSimulation(Simulation):
@@ -37,12 +38,14 @@ class VirtualSimulation(Simulation):
     Attributes:
         ranks: all ranks of the run.
         failed: whether a rank has failed. The others get a CommunicationError then.
+        is_done: the last answer to `Untimed.DONE`, by rank.
     """
 
     def __init__(self, ranks: Sequence[VirtualRank], cluster: Cluster, transport: str) -> None:
         """Raises ClusterError, see Simulation."""
         super().__init__(cluster, transport)
         self.ranks, self.failed = ranks, False
+        self.is_done = [False] * len(ranks)
         self._met: defaultdict[int, list[int]] = defaultdict(list)  # by group: ranks in a collective
         self._unread: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # untimed messages
         self._taken: list[dict[int, ServedRequest]] = [{} for _ in ranks]  # by server and sender
@@ -54,6 +57,7 @@ class VirtualSimulation(Simulation):
             int(Untimed.COLLECTIVE): self._meet,
             int(Untimed.SEND): self._deliver_untimed,
             int(Untimed.RECEIVE): self._receive_untimed,
+            int(Untimed.DONE): self._say_whether_done,
         }
 
     def run(self) -> Sequence[RankReplay]:
@@ -181,6 +185,11 @@ class VirtualSimulation(Simulation):
         self._block(rank, now)
         return None
 
+    def _say_whether_done(self, rank: int, now: float, record: Entry) -> float:
+        part = self._started[rank].get((record[1], record[3]))
+        self.is_done[rank] = part is None or part.ends <= now
+        return now
+
     def _source(self, rank: int, record: Entry) -> tuple[int, int, int]:
         """The messages that a rank waits for: group, sender, receiver."""
         group = self._groups[rank][record[1]]
@@ -193,7 +202,7 @@ class VirtualSimulation(Simulation):
         record = self._programs[rank][self._at[rank] if at is None else at]
         kind, _, peer, nbytes = record[:4]
         name = NAMES[kind] if kind in NAMES else f"{Untimed(kind).name.lower()} outside of training"
-        size = f" of {nbytes} bytes" if nbytes and kind != Kind.SEND_WAIT else ""
+        size = f" of {nbytes} bytes" if nbytes and kind not in NUMBERED else ""
         with_peer = f", peer {peer}" if peer >= 0 else ""
         return f"rank {rank} ({name}{size}{with_peer})"
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.trace import WORK_PHASES, Kind
 from trainer.time_model.program import Entry
 from trainer.virtual.autograd_state import AutogradState
@@ -61,13 +61,17 @@ class VirtualRank:
 
         Raises CommunicationError if another rank has failed.
         """
-        self._post_work()
-        self._program.append(exchange)
+        self.note(exchange)
         self._leave()
         if self.begins_turn:
             self.begins_turn()
         if self.lost is not None:
             raise CommunicationError(self.lost)
+
+    def note(self, exchange: Entry) -> None:
+        """Append an exchange to what the rank has done, and the work before it, without waiting."""
+        self._post_work()
+        self._program.append(exchange)
 
     def _enter(self) -> None:
         """Let the rank run until it pauses or ends."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.trace import Kind
 from trainer.time_model.cluster import Cluster
 from trainer.time_model.errors import ReplayError

@@ -6,9 +6,11 @@ import shlex
 import stat
 import sys
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 from orchestrator.errors import InputError
@@ -34,13 +36,12 @@ from orchestrator.runtimes.docker.image import (
     pinned_packages,
     source_digest,
 )
-from orchestrator.runtimes.docker.inspection import inspection_sandbox
-from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
+from orchestrator.runtimes.docker.reaper import Reaper, remove_of_orchestrator, remove_orphans
+from orchestrator.runtimes.docker.sandbox import ContainerSandbox
 from orchestrator.runtimes.finding import Finding, Status
 from orchestrator.runtimes.launch_plan import ClusterPlan, LaunchPlan, Process
-from orchestrator.sandbox.base import Sandbox
+from orchestrator.sandbox.base import Program, Sandbox
 from orchestrator.sweeps.requirements import read_requirements
-from orchestrator.sweeps.trials import Inspection
 from trainer.spec.run_spec import RunSpec
 
 MIN_CPUS = 0.01  # the least CPU quota that the engine accepts
@@ -77,6 +78,8 @@ class DockerRuntime(Runtime):
         self._image: str | None = None
         self._packages = ""  # that were added to the image
         self._reaper: Reaper | None = None
+        self._images = dict[Path | None, str]()  # of sandboxes, by their requirements
+        self._preparing = Lock()
 
     def unavailable_reason(self) -> str | None:
         try:
@@ -145,17 +148,27 @@ class DockerRuntime(Runtime):
             )
             yield Finding("links", "ok", detail)
 
-    def inspection_sandbox(self, inspection: Inspection) -> Sandbox:
+    def sandbox(self, program: Program) -> Sandbox:
+        with self._preparing:  # submissions are graded at once
+            if program.requirements not in self._images:
+                self._images[program.requirements] = self._prepared(program.requirements)
+            self._image = self._images[program.requirements]
+        return ContainerSandbox(self.engine, self._image, program)
+
+    def remove_sandboxes(self) -> None:
+        with suppress(Exception):  # the engine may have stopped; the next command removes what is left
+            remove_of_orchestrator(self.engine, identity())
+
+    def _prepared(self, requirements: Path | None) -> str:
+        """The image of sandboxes, which are removed if this process is killed. Raises InputError."""
         if trouble := image_trouble(self.engine):
-            raise InputError(f"{trouble}; or use --runtime local")
-        self._image = image_id(self.engine)
-        if inspection.requirements:
-            self._image = image_with(self.engine, inspection.requirements)
-            packages = map(str, read_requirements(inspection.requirements))
-            self._packages = f" with {', '.join(packages)}"
+            raise InputError(f"{trouble}; or use --runtime local, for code that you trust")
         remove_orphans(self.engine)
-        self._reaper = self._reaper or Reaper(identity())  # removes the container if this process is killed
-        return inspection_sandbox(self.engine, self._image, inspection)
+        self._reaper = self._reaper or Reaper(identity())
+        if requirements is None:
+            return image_id(self.engine)
+        self._packages = f" with {', '.join(map(str, read_requirements(requirements)))}"
+        return image_with(self.engine, requirements)
 
     def check_together(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         for spec in {run.dataset.model_dump_json(): run for run in runs}.values():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from orchestrator.identity import identity
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.reaper import LABEL
-from orchestrator.sandbox.base import Limits, Sandbox, SandboxError, described_exit, receive, send, shut
+from orchestrator.sandbox.base import Program, Sandbox, SandboxError, described_exit, receive, send, shut
 
 NODE_USER = "10001:10001"
 END_S = 5.0  # for the engine to notice the end of a process whose stream has ended
@@ -26,15 +24,14 @@ class ContainerSandbox(Sandbox):
     Args:
         engine: the engine on which it runs.
         image: name or ID.
-        settings: what the engine is asked for, as `confined` returns it.
-        limits: those in `settings`, to say which was exceeded.
+        program: what it runs.
     """
 
     has_other_user = True
 
-    def __init__(self, engine: Engine, image: str, settings: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, engine: Engine, image: str, program: Program) -> None:
         super().__init__()
-        self._engine, self._image, self._settings, self._limits = engine, image, settings, limits
+        self._engine, self._image, self._program = engine, image, program
         self._api = engine.client.api
         self._id: str | None = None
         self._stream: Any = None  # keeps the connection of the socket open
@@ -45,7 +42,7 @@ class ContainerSandbox(Sandbox):
 
     def open(self) -> None:
         try:
-            created = self._engine.client.containers.create(self._image, **self._settings)
+            created = self._engine.client.containers.create(self._image, **confined(self._program))
             self._id = str(created.id)
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             self._stream = self._api.attach_socket(self._id, params=wanted)
@@ -95,7 +92,7 @@ class ContainerSandbox(Sandbox):
                 raise SandboxError(f"the engine does not answer: {error}") from error
             if not state["Running"]:
                 if state["OOMKilled"]:
-                    return f"needed more than {self._limits.memory_mb} MiB of memory and was killed"
+                    return f"needed more than {self._program.limits.memory_mb} MiB of memory and was killed"
                 code = int(state["ExitCode"])
                 return described_exit(128 - code if code > 128 else code)
             if time.monotonic() > deadline:
@@ -112,25 +109,17 @@ class ContainerSandbox(Sandbox):
                 self._api.remove_container(identifier, force=True, v=True)
 
 
-def confined(
-    module: Sequence[str], limits: Limits, read_only: Mapping[Path, str], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """What the engine is asked for: everything that a container may do and have.
-
-    Args:
-        module: a module of the trainer, which serves on standard input and output, and its arguments.
-        limits: the limits of memory, processes and /tmp.
-        read_only: directories that it can read, and their paths in it. It can write to /tmp alone.
-        environment: its variables.
-    """
+def confined(program: Program) -> dict[str, Any]:
+    """What the engine is asked for: everything that a container may do and have. It can write to /tmp."""
     from docker.types import LogConfig, Mount
 
+    limits = program.limits
     return {
-        "entrypoint": ["python", "-m", *module],
+        "entrypoint": ["python", "-m", *program.module],
         "command": [],
         "labels": {LABEL: identity()},
         "user": NODE_USER,
-        "environment": dict(environment),
+        "environment": dict(program.environment),
         "stdin_open": True,
         "init": True,
         "network_mode": "none",
@@ -143,7 +132,9 @@ def confined(
         "pids_limit": limits.processes,
         "nano_cpus": 10**9,
         "tmpfs": {"/tmp": f"mode=1777,size={limits.scratch_mb}m,noexec,nosuid,nodev"},
-        "mounts": [Mount(to, str(path), type="bind", read_only=True) for path, to in read_only.items()],
+        "mounts": [
+            Mount(to, str(path), type="bind", read_only=True) for path, to in program.readable.items()
+        ],
         "log_config": LogConfig(type=LogConfig.types.NONE),
         "healthcheck": {"test": ["NONE"]},
     }

@@ -88,6 +88,11 @@ class VirtualRuntime(Runtime):
             )
         if noise := _noise(spec):
             return f"link: {' and '.join(noise)} cannot be simulated; leave it out"
+        if options.seconds_per_sample is not None and strategy.overlaps_backward:
+            return (
+                "virtual.seconds_per_sample is the cost of a whole step, and "
+                f"{spec.name_of('strategy')} exchanges within its backward pass; leave it out"
+            )
         if options.seconds_per_sample is not None and strategy.partitions_model:
             return (
                 "virtual.seconds_per_sample is the cost of the whole model, and "
@@ -139,6 +144,8 @@ def _needs_training(spec: RunSpec) -> str | None:
     skipped = "virtual.compute is sampled, which skips a whole step of the model"
     if spec.strategy.partitions_model:
         return f"{skipped}, but {spec.name_of('strategy')} cuts it over ranks; allowed: full"
+    if spec.strategy.overlaps_backward:
+        return f"{skipped}, but {spec.name_of('strategy')} exchanges within it; allowed: full"
     if spec.strategy.shards_state:
         return f"{skipped}, but each rank of {spec.name_of('strategy')} takes a part of it; allowed: full"
     if spec.model.has_synchronous_layers:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.course.assignments import KITS
 from tests.unit.conftest import PROJECT
 from trainer.spec.registries import STRATEGIES
 
@@ -115,8 +114,7 @@ def module_name(path: Path) -> str:
 
 
 FILES = [path for of in ("trainer", "orchestrator", "shardyard") for path in (PROJECT / of).rglob("*.py")]
-# Without files for students, which are no modules.
-PATHS = {module_name(path): path for path in FILES if not path.is_relative_to(KITS)}
+PATHS = {module_name(path): path for path in FILES}
 
 
 @cache

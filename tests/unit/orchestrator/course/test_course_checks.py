@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.course.checks import Failure, close, equal, load_checks
+from orchestrator.course.checks import Failure, check, close, equal, load_checks
 from orchestrator.course.network import Network
 from orchestrator.course.student import Student
 from orchestrator.errors import InputError
@@ -86,10 +86,11 @@ CHECK = (
     [
         ("x = 1", "no checks"),
         ("x = (", "SyntaxError"),
-        ("\nimport nothing_of_this_name", "line 2: ModuleNotFoundError"),
-        (CHECK.format("'a.txt', points=1"), "line 2: ValueError: file 'a.txt'"),
+        ("\nimport nothing_of_this_name", "checks.py:2: ModuleNotFoundError"),
+        (CHECK.format("'a.txt', points=1"), "checks.py:2: ValueError: file 'a.txt'"),
         (CHECK.format("'a.py', points=0"), "check 't': points"),
-        (CHECK.format("'a.py', points=1, cases=[]"), "cases must be above 0"),
+        (CHECK.format("'a.py', points=1, cases=[]"), "cases"),
+        ("from shardyard.course import check\n@check('a.py', points=1)\ndef f(student): pass\n", "a law"),
         (None, "no such directory or Python file"),
     ],
 )
@@ -99,6 +100,23 @@ def test_a_file_without_valid_checks_is_refused(text: str | None, message: str, 
     with pytest.raises(InputError, match=message) as caught:
         load_checks([tmp_path / "checks.py"])
     assert f"--tests {tmp_path}" in str(caught.value)
+
+
+def test_a_check_is_described_by_its_name_and_docstring_unless_it_is_described_otherwise() -> None:
+    def full_cover(student: Student, n: int, parts: int) -> None:
+        """Every sample
+        is in a part.
+
+        So.
+        """
+
+    found = check("a.py", points=1, cases=[(2, 1), {"parts": 3, "n": 4}])(full_cover)
+    assert (found.title, found.law, found.reason) == ("full cover", "Every sample is in a part.", "So.")
+    assert [*found.cases] == [{"n": 2, "parts": 1}, {"n": 4, "parts": 3}]
+    found = check("a.py", points=1, title="t", law="l", reason="r")(full_cover)
+    assert (found.title, found.law, found.reason) == ("t", "l", "r")
+    with pytest.raises(ValueError, match="zip"):
+        check("a.py", points=1, cases=[(2,)])(full_cover)
 
 
 # Networks, of which the assignments' solutions notice the other mistakes

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import subprocess
 import threading
 from pathlib import Path
+from pwd import getpwuid
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
-from orchestrator.course.assignments import KITS, names
+from orchestrator.course.assignments import names
 from orchestrator.course.checks import Check, Failure
-from orchestrator.course.containers import SUBMISSION
 from orchestrator.course.grading import ABSENT, Grade, Grader, Reason
+from orchestrator.course.process import SUBMISSION, contained, local
 from orchestrator.course.student import Student
 from orchestrator.course.submissions import obstacle
 from orchestrator.course.table import gradebook, table
@@ -25,6 +29,8 @@ from orchestrator.identity import identity
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.docker.sandbox import confined
 from orchestrator.sandbox.base import Limits, SandboxError
+from orchestrator.sandbox.local import LocalSandbox
+from orchestrator.shipped import COURSES
 from tests.unit.orchestrator.course.test_course_checks import Scripted
 
 # Grading
@@ -73,7 +79,7 @@ def test_points_are_those_of_the_checks_that_pass(tmp_path: Path) -> None:
     assert (found.points, found.possible, found.error) == (9, 31, None)
     assert [score.points for score in found.scores] == [1, 0, 0, 8, 0]
     smallest = Reason(case="n=2", problem="wrong", expected="1", got="2")
-    absent = Reason(case="", problem=ABSENT, expected="", got="")
+    absent = Reason(problem=ABSENT)
     *failures, unusable = [score.failure for score in found.scores]
     assert failures == [None, smallest, absent, None]
     assert "IndexError" in str(unusable)
@@ -130,11 +136,10 @@ def test_the_gradebook_has_the_points_of_the_table_and_none_of_what_was_not_grad
 
 
 def test_a_container_has_nothing_but_the_submission(tmp_path: Path) -> None:
-    module = ["trainer.course", SUBMISSION]
-    asked = confined(module, Limits(512, 64, 32), {tmp_path: SUBMISSION}, {"A": "1"})
+    asked = confined(contained(tmp_path, Limits(512, 64, 32)))
     expected = {
-        "entrypoint": ["python", "-m", *module],
-        "environment": {"A": "1"},
+        "entrypoint": ["python", "-m", "trainer.course", SUBMISSION],
+        "environment": dict.fromkeys([f"{each}_NUM_THREADS" for each in ("OMP", "OPENBLAS", "MKL")], "1"),
         "network_mode": "none",
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
@@ -152,6 +157,24 @@ def test_a_container_has_nothing_but_the_submission(tmp_path: Path) -> None:
     (mount,) = asked["mounts"]
     assert (mount["Source"], mount["Target"], mount["ReadOnly"]) == (str(tmp_path), SUBMISSION, True)
     assert not {"privileged", "devices", "ports", "volumes", "cap_add"} & asked.keys()
+
+
+def test_a_local_process_has_the_rights_of_the_stated_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Mock(side_effect=OSError("not started"))
+    monkeypatch.setattr(subprocess, "Popen", started)
+    me = getpwuid(os.getuid())
+    for user, rights in (
+        (me.pw_name, {"user": me.pw_name, "group": me.pw_gid, "extra_groups": []}),
+        ("", {}),
+    ):
+        sandbox = LocalSandbox(local(tmp_path, Limits(), user=user))
+        with pytest.raises(OSError, match="not started"):
+            sandbox.open()
+        sandbox.close()
+        asked = started.call_args.kwargs
+        assert {name: asked[name] for name in ("user", "group", "extra_groups") if name in asked} == rights
 
 
 def test_files_that_the_containers_user_cannot_read_are_found(tmp_path: Path) -> None:
@@ -187,7 +210,7 @@ def test_bad_input_is_refused_before_anything_is_written_or_started(tmp_path: Pa
     (tmp_path / "ana").mkdir()
     (tmp_path / "mine.py").touch()
     grade = ["grade", tmp_path / "ana", "--tests"]
-    tests = KITS / "one_model" / "hidden"
+    tests = COURSES / "one_model" / "hidden"
     for arguments, facts in (
         (["new", tmp_path / "out", "--assignment", "one_modle"], ["did you mean 'one_model'", *names()]),
         (["new", tmp_path], [str(tmp_path)]),
@@ -195,6 +218,8 @@ def test_bad_input_is_refused_before_anything_is_written_or_started(tmp_path: Pa
         ([*grade, tmp_path / "none"], ["--tests"]),
         ([*grade, tests, "--csv", tmp_path], ["--csv"]),
         ([*grade, tests, "--runtime", "dokcer"], ["docker, local"]),
+        ([*grade, tests, "--runtime", "local", "--user", "no-such-user"], ["--user no-such-user"]),
+        ([*grade, tests, "--gradescope", tmp_path / "mine.py"], ["--gradescope"]),
     ):
         error = CliRunner().invoke(app, ["course", *map(str, arguments)]).exception
         assert isinstance(error, InputError)

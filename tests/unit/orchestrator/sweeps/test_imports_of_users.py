@@ -279,10 +279,10 @@ def test_components_are_tried_with_the_memory_of_a_node_and_their_directories(fo
     for memory_mb in (511, 1024, 600):
         with pytest.raises(ComponentError):
             tried.resolve({**BASE, "memory_mb": memory_mb})
-    assert [call.args[0].memory_mb for call in sandbox.call_args_list] == [512, 1024, 600]
+    assert [call.args[0].limits.memory_mb for call in sandbox.call_args_list] == [512, 1024, 600]
     with pytest.raises(TrialError):
         tried.trials.ask(Request(do="open", dataset=Place(directory="/data"), limit_s=1.0))
-    assert sandbox.call_args.args[0].directories == [folder, Path("/data")]
+    assert [*sandbox.call_args.args[0].readable][:2] == [folder, Path("/data")]
 
 
 def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.MonkeyPatch) -> None:

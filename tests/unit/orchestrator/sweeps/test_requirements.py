@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InputError
+from orchestrator.sandbox.base import Limits, Program
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.requirements import missing, read_requirements
-from orchestrator.sweeps.trials import Inspection, local_sandbox
+from orchestrator.sweeps.trials import local_sandbox
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -26,9 +27,9 @@ def test_packages_are_met_by_name_version_and_marker(tmp_path: Path) -> None:
     assert missing(read_requirements(written(tmp_path, "\n".join(lines)))) == []
     absent = missing(read_requirements(written(tmp_path, "numpy==0.1\nno-such-package>=2")))
     assert absent == [f"numpy==0.1 (installed: {numpy})", "no-such-package>=2"]
-    inspection = Inspection([tmp_path], tmp_path, tmp_path, 512, written(tmp_path, "no-such-package"))
+    program = Program(["module"], {}, Limits(), {}, written(tmp_path, "no-such-package"))
     with pytest.raises(InputError, match=r"no-such-package; pip install -r .*requirements.txt"):
-        local_sandbox(inspection)
+        local_sandbox(program)
 
 
 def test_what_is_no_package_or_no_file_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from trainer.comm import rendezvous as module
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.comm.rendezvous import rendezvous, to_connect
 from trainer.core.context import NodeContext
 

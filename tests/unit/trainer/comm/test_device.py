@@ -6,7 +6,7 @@ torch's device "meta" stands in for a GPU: its tensors have shapes but no values
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.nonblocking import Finished, Operation
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
@@ -35,13 +36,14 @@ class MetaCommunicator(MemoryCommunicator):
 
     device = "meta"
 
-    def _published(self, buffer: Tensor) -> list[Tensor]:
-        assert buffer.is_meta
-        self._group.total = buffer
-        return [buffer] * self.size
+    def _meet(
+        self, what: str, brings: Any, come_to: Callable[[list[Any]], Any], take: Callable[[Any], Any]
+    ) -> Operation:
+        assert what == "barrier" or brings.is_meta
+        return Finished(take(come_to([brings] * self.size)))
 
-    def _wait(self) -> None: ...
-    def _recv(self, buffer: Tensor, source: int) -> None: ...
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+        return Finished(buffer)
 
 
 class Link(TorchDispatchMode):

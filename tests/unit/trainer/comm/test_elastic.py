@@ -21,9 +21,9 @@ from torch.distributed import FileStore
 
 from tests.unit.view_model import Setting, search
 from trainer.comm import elastic_gloo, views
-from trainer.comm.base import CommunicationError
 from trainer.comm.elastic import ElasticCommunicator, Group, Groups, SourceLost
 from trainer.comm.elastic_gloo import GlooGroup, GlooGroups
+from trainer.comm.errors import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.sockets import open_sockets
 from trainer.comm.views import Operate, Survivor

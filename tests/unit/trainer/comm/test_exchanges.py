@@ -11,10 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.started_exchanges import (
+    NBYTES,
+    VALUES,
+    all_started,
+    own_of,
+    reduced,
+    sent_by_started,
+    started_by_hand,
+    with_weight,
+)
 from tests.unit.conftest import PROJECT
 from tests.unit.threads import TorchRpc, running_clock, together
 from trainer.comm import rpc
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
@@ -23,15 +34,8 @@ from trainer.spec.run_spec import RunSpec
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.run import in_turns
 
-VALUES = 12  # of a buffer; all sizes divide it
-NBYTES = 4 * VALUES
 Body = Callable[[Communicator], Any]
 Run = Callable[..., list[Any]]
-
-
-def own_of(rank: int) -> Tensor:
-    """A buffer whose values identify the rank and their places."""
-    return torch.arange(float(VALUES)) * 0.5 + 100 * (rank + 1)
 
 
 def in_place(call: Callable[[Communicator, Tensor], Any]) -> Callable[[Communicator, Tensor], Tensor]:
@@ -52,14 +56,6 @@ def around(comm: Communicator, own: Tensor) -> Tensor:
 def weighted(buffers: Tensor, rank: int, size: int) -> Tensor:
     weights = torch.arange(1.0, size + 1)
     return (buffers * weights[:, None]).sum(0) / weights.sum()
-
-
-def reduced(rank: int, size: int) -> float:
-    return 2 - 2 / size
-
-
-def with_weight(rank: int, size: int) -> float:
-    return reduced(rank, size) * (VALUES + 1) / VALUES
 
 
 # The call from communicator and buffer; the result and the bytes that leave a rank per byte of its buffer,
@@ -95,6 +91,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
         lambda b, *_: b[-1],
         lambda r, P: P - 1 if r == P - 1 else 0,
     ),
+    "started": (all_started, lambda b, r, P: started_by_hand(b, r, P), sent_by_started),
     "barrier": (in_place(lambda c, x: c.barrier()), lambda b, r, P: b[r], lambda r, P: 0),
     "messages": (around, lambda b, r, P: torch.stack([b[r - 1], -b[r - 1]]), lambda r, P: 2),
     **{
@@ -131,7 +128,7 @@ def over_rpc(size: int, body: Body, clock: Callable[[], Clock] = running_clock) 
         network.here.rank = comm.rank
         return body(rpc.RpcCommunicator(comm.rank, size, comm.clock, network, Mock(), timeout_s=10.0))
 
-    with patch.multiple(rpc, _mailbox=network.mailbox, Heartbeat=Mock()):
+    with patch.multiple(rpc, _mailbox=network.mailbox, _sum=network.sum, Heartbeat=Mock()):
         return together(size, own, clock)
 
 
@@ -181,7 +178,7 @@ def test_every_rank_has_a_result_of_its_own_and_counts_what_it_sent(run: Run, si
             if name == "shift by 1" and size > 1:
                 assert [source for *_, source in traffic.shifts] == [before]
             if name == "messages":
-                assert [source for *_, source in traffic.receives] == [before] * 2
+                assert [source for _, _, source, _ in traffic.receives] == [before] * 2
                 assert [to for _, to in traffic.sends] == [following] * 2
                 assert traffic.bytes_to == {following: 2 * NBYTES}
         if name in ("sum", "mean", "weighted", "part"):  # so that replicas stay equal
@@ -225,6 +222,59 @@ def test_messages_come_in_order_by_source_and_have_numbers_by_receiver(run: Run)
     assert run(3, body) == [([20, 10, 11, 21, 22, 12], numbers), *[[(0, 0), (0, 1)]] * 2]
 
 
+def test_receives_take_messages_in_the_order_in_which_they_were_posted(run: Run) -> None:
+    def body(comm: Communicator) -> list[float]:
+        if comm.rank == 1:
+            for number in range(3):
+                comm.send(torch.tensor([float(number)]), to=0)
+            return []
+        first, second, third = (torch.empty(1) for _ in range(3))
+        requests = [comm.irecv(each, source=1) for each in (first, second)]
+        comm.recv(third, source=1)
+        for request in reversed(requests):
+            request.wait()
+        return [each.item() for each in (first, second, third)]
+
+    assert run(2, body)[0] == [0, 1, 2]
+
+
+def test_a_request_that_is_never_waited_for_is_named(run: Run) -> None:
+    def body(comm: Communicator) -> str:
+        part = comm.split(0)
+        own = torch.zeros(4)
+        part.iall_reduce(own.clone(), "sum").wait()
+        comm.check_waited()
+        part.iall_gather(own)
+        with pytest.raises(CommunicationError) as error:
+            comm.check_waited()
+        return str(error.value)
+
+    for found in run(2, body):
+        assert found.startswith("the iall_gather started at test_exchanges.py:")
+
+
+def test_a_start_on_a_gpu_does_not_read_the_clock_and_counts_from_its_wait() -> None:
+    class OnGpu(MemoryCommunicator):
+        times_starts = False
+
+    group = ThreadGroup(2)
+
+    def body(comm: MemoryCommunicator) -> tuple[list[float], list[tuple[float, ...]], float]:
+        readings = iter(range(100))
+        clock = Clock(wall=lambda: float(next(readings)), cpu=lambda: 0.0)
+        clock.start()
+        own = OnGpu(comm.rank, 2, clock, group)
+        requests = [own.iall_reduce(own_of(comm.rank), "sum") for _ in range(2)]
+        before = next(readings)
+        for request in requests:
+            request.wait()
+        return own.traffic.starts, [each[:2] for each in own.traffic.start_waits], before
+
+    for starts, waits, before in together(2, body):
+        assert before == 1  # 0: the start of the clock
+        assert (starts, waits) == ([2.0, 4.0], [(2.0, 3.0), (4.0, 5.0)])
+
+
 def test_restored_counts_go_on() -> None:
     """Also those of ranks to which nothing was sent before."""
     before, after = Traffic(), Traffic()
@@ -257,7 +307,7 @@ def test_groups_of_groups_know_their_ranks_and_count_for_their_parents(run: Run)
 def test_a_silent_peer_of_rpc_is_named_after_the_timeout() -> None:
     network: Any = TorchRpc()
     network.here.rank = 0
-    with patch.multiple(rpc, _mailbox=network.mailbox, Heartbeat=Mock()):
+    with patch.multiple(rpc, _mailbox=network.mailbox, _sum=network.sum, Heartbeat=Mock()):
         comm = rpc.RpcCommunicator(0, 2, Clock(), network, Mock(), timeout_s=0.05, ranks=[0, 7])
         with pytest.raises(CommunicationError, match=r"^waiting for node 7 .* within 0\.05 s$"):
             comm.recv(torch.empty(1), source=1)
@@ -274,6 +324,25 @@ def test_rank_0_leaves_rpc_last() -> None:
 
 # Checks of runs with `debug`
 
+
+@pytest.mark.parametrize("start", ["iall_reduce", "ibroadcast", "iall_gather"])
+def test_debug_names_a_buffer_that_changes_before_it_is_waited_for(start: str) -> None:
+    """A buffer that receives holds nan meanwhile, and so does what is computed from it."""
+
+    def body(comm: Communicator) -> bool:
+        own = own_of(comm.rank)
+        options = {"iall_reduce": ("mean",), "ibroadcast": (0,), "iall_gather": ()}[start]
+        request = getattr(comm, start)(own, *options)
+        in_place = start != "iall_gather"
+        assert bool(own.isnan().all()) == in_place
+        own[3] = 1.0
+        with pytest.raises(MismatchError, match=f"{start}.* of 12 elements .* was changed before `wait`"):
+            request.wait()
+        return True
+
+    assert checked(2, body) == [True, True]
+
+
 FILE = "trainer/strategies/mine.py"
 PARTS = "comm.split(comm.rank > 0)."
 # What each rank evaluates, rank r in line r + 1 of the file, and what the error contains.
@@ -287,6 +356,14 @@ MISMATCHES: list[tuple[list[str], list[str]]] = [
     (["comm.all_gather(own)", "comm.all_gather(own.double())"], ["float64"]),
     (["comm.broadcast(own, 0)", "comm.broadcast(own, 1)"], ["from rank 1"]),
     (["comm.shift(own, 1)", "comm.shift(own, -1)"], ["by -1"]),
+    (
+        ["comm.iall_reduce(own, 'sum').wait()", "comm.iall_reduce(own[:4], 'sum').wait()"],
+        [f"iall_reduce(sum) of 6 elements at {FILE}:1", "iall_reduce(sum) of 4 elements"],
+    ),
+    (
+        ["(comm.iall_gather(own), comm.barrier())", "comm.barrier()"],
+        ["rank 0 calls iall_gather", "rank 1 calls barrier"],
+    ),
     (["comm.barrier()", "comm.barrier()", "comm.split(0)"], ["rank 2 calls all_gather"]),
     (
         ["comm.send(own, 1)", "comm.recv(own[:4], 0)"],

@@ -19,6 +19,7 @@ from tests.unit.training import train
 from trainer.comm import probe
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.comm.nonblocking import Finished, Operation
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
@@ -32,8 +33,9 @@ PARTS = [[0, 2, 4], [1, 3]]
 class Exchanges:
     """Random exchanges of a group, and how long each rank waits, by rank. Times are multiples of 1/8.
 
-    A rank waits in a collective for the last rank; in a shift for its source; in a receive until the
-    sender starts, and in the wait for a send until the receiver starts; but never longer than it is inside.
+    A rank waits in a collective for the last rank; in the wait for a started one for the last that started
+    it; in a shift for its source; in a receive until the sender starts, and in the wait for a send until
+    the receiver starts; but never longer than it is inside.
     """
 
     def __init__(self, random: Random, size: int) -> None:
@@ -43,11 +45,14 @@ class Exchanges:
         for _ in range(random.randrange(3)):
             self._collective()
         for _ in range(random.randrange(3)):
+            self._started()
+        for _ in range(random.randrange(3)):
             self._shift(random.randrange(1, size))
         for _ in range(random.randrange(6)):
             self._message(*random.sample(range(size), 2))
         for each in self.traffic:  # ranks wait for sends in any order
             random.shuffle(each.send_waits)
+            random.shuffle(each.start_waits)
 
     def _span(self) -> Span:
         entered = self._random.randrange(80) / 8
@@ -63,6 +68,15 @@ class Exchanges:
             self.traffic[rank].collectives.append(span)
             self._wait(rank, span, last, spans[last][0])
 
+    def _started(self) -> None:
+        spans = [self._span() for _ in range(self._size)]
+        last = max(range(self._size), key=lambda rank: spans[rank][0])
+        for rank, (started, _) in enumerate(spans):
+            index, waited = len(self.traffic[rank].starts), self._span()
+            self.traffic[rank].starts.append(started)
+            self.traffic[rank].start_waits.append((*waited, index, None))
+            self._wait(rank, waited, last, spans[last][0])
+
     def _shift(self, distance: int) -> None:
         spans = [self._span() for _ in range(self._size)]
         for rank, span in enumerate(spans):
@@ -73,7 +87,7 @@ class Exchanges:
     def _message(self, sender: int, receiver: int) -> None:
         started, received, finished = self._span()[0], self._span(), self._span()
         index = self.traffic[sender].record_send(started, receiver, 4)
-        self.traffic[receiver].receives.append((*received, sender))
+        self.traffic[receiver].receives.append((*received, sender, received[0]))
         self._wait(receiver, received, sender, started)
         if self._random.random() < 0.8:  # others are not waited for in training
             self.traffic[sender].send_waits.append((*finished, receiver, index))
@@ -151,12 +165,13 @@ class Link(MemoryCommunicator):
         super().__init__(0, 2, Clock(), ThreadGroup(2))
         self._now, self._transfers = now, 0
 
-    def _send(self, buffer: Tensor, to: int) -> None:
+    def _isend(self, buffer: Tensor, to: int) -> Operation:
         if buffer.numel() > 1:
             self._transfers += 1
             self._now.pass_(buffer.nbytes / self.bytes_per_s + self._transfers % 2 * 0.01)
         else:
             self._now.pass_(self.latency_s)
+        return Finished()
 
     def _recv(self, buffer: Tensor, source: int) -> None:
         self._now.pass_(self.late_s)

@@ -17,7 +17,8 @@ from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
 from trainer.comm import gloo
 from trainer.comm import mpi as mpi_transport
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator
+from trainer.comm.errors import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup, total
 from trainer.comm.mpi import MpiCommunicator
 from trainer.comm.nccl import NcclCommunicator
@@ -65,7 +66,7 @@ def test_ranks_of_mpi_meet_before_an_operation_that_spins_if_they_share_cores(na
         (lambda c, x: c._all_gather(x), [*meet, call.Allgather(own, all_new)]),
         (lambda c, x: c._all_to_all(x), [*meet, call.Alltoall(own, new)]),
         (lambda c, x: c._broadcast(x, 2), [*meet, call.Bcast(own, root=2)]),
-        (lambda c, x: c._send(x, 2), [send, sent]),
+        (lambda c, x: c._isend(x, 2).finish(), [send, sent]),
         (lambda c, x: c._recv(x, 0), [receive, received]),
         (lambda c, x: c._shift(x, 2, 0), [call.Irecv(new, source=0), send, sent, received]),
         (lambda c, x: c._barrier(), meet or [call.Ibarrier(), call.Ibarrier().Wait()]),
@@ -78,8 +79,7 @@ def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None
     dist, own, group = MagicMock(P2POp=lambda *each: each), MagicMock(), {"group": "group"}
     comm = gloo.GlooCommunicator(1, 3, Clock(), dist, "group", [4, 5, 7])
     comm._broadcast(own, 2)
-    comm._send(own, 2)
-    comm._isend(own, 2)()
+    comm._isend(own, 2).finish()
     comm._recv(own, 0)
     dist.batch_isend_irecv.return_value = [dist.isend.return_value]
     new = comm._shift(own, 2, 0)  # asks for its message before it sends one
@@ -87,10 +87,9 @@ def test_a_group_over_gloo_gives_torch_the_numbers_of_ranks_in_the_run() -> None
     assert dist.isend.return_value.wait.call_count == 3
     comm.close()
     assert dist.method_calls == [
-        call.broadcast(own, src=7, **group),
-        call.send(own, dst=7, **group),
+        call.broadcast(own, src=7, **group, async_op=True),
         call.isend(own, dst=7, **group),
-        call.recv(own, src=4, **group),
+        call.irecv(own, src=4, **group),
         call.batch_isend_irecv([(dist.irecv, new, 4, "group", ANY), (dist.isend, own, 7, "group", ANY)]),
         call.batch_isend_irecv([(dist.irecv, ANY, 4, "group", ANY), (dist.isend, own, 4, "group", ANY)]),
         call.barrier(**group),
@@ -185,7 +184,7 @@ def test_a_rank_that_fails_releases_those_that_wait_for_it(name: str) -> None:
 def test_an_exchange_after_a_failure_raises() -> None:
     group = ThreadGroup(2)
     MemoryCommunicator(0, 2, Clock(), group).abort()
-    for each in (group, group.subgroup([0, 1])):
+    for each in (group, group.subgroup([0, 1], 0)):
         with pytest.raises(CommunicationError):
             MemoryCommunicator(1, 2, Clock(), each).barrier()
 
@@ -195,6 +194,6 @@ def test_a_wait_ends_at_the_time_limit_of_the_run_and_several_ranks_need_a_commo
         with pytest.raises(CommunicationError):
             WAITS[name](MemoryCommunicator(0, 2, Clock(), ThreadGroup(2, timeout_s=0.01)))
     alone = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
-    assert MemoryCommunicator.connect(alone, Clock())._group.subgroup([0]).timeout_s == 7200
+    assert MemoryCommunicator.connect(alone, Clock())._group.subgroup([0], 0).timeout_s == 7200
     with pytest.raises(ValueError, match="ThreadGroup"):
         MemoryCommunicator.connect(NodeContext(0, 2, "memory", Path()), Clock())

@@ -105,6 +105,26 @@ def test_work_is_recorded_before_what_follows_it(mode: Mode) -> None:
     ]
 
 
+def test_communicators_of_the_same_ranks_are_told_apart_by_their_splits() -> None:
+    """Whichever of them a rank uses first."""
+
+    def body(comm: Communicator) -> Trace:
+        tracer = comm.clock.tracer = trace_of(comm.clock, 2)
+        one, other = comm.split(0), comm.split(0)
+        starts = [lambda: one.iall_gather(torch.ones(1)), lambda: other.iall_gather(torch.ones(2))]
+        for request in [start() for start in (starts if comm.rank else starts[::-1])]:
+            request.wait()
+        comm.clock.stop()
+        return tracer.finished(comm.clock.booked_until, "run", comm.rank, "memory")
+
+    for trace in together(2, body):
+        started = trace.records[trace.records["kind"] == Kind.START_ALL_GATHER]
+        assert sorted(started[["group", "bytes"]].tolist()) == [(1, 4), (2, 8)]
+        waits = trace.records[trace.records["kind"] == Kind.WAIT]
+        assert sorted(waits["group"].tolist()) == [1, 2]
+        assert waits["bytes"].tolist() == [0, 0]
+
+
 def test_a_trace_that_is_full_says_so(tmp_path: Path) -> None:
     for exchanges, complete in ((3, True), (4, False)):
         traced = Traced(max_records=3)
@@ -198,8 +218,8 @@ def test_a_trace_is_read_back_and_every_damage_is_noticed(tmp_path: Path) -> Non
 
 
 def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="version 1"):
-        read(tmp_path, CONTENT.replace(b'"version":1', b'"version":2'))
+    with pytest.raises(TraceError, match="version 2"):
+        read(tmp_path, CONTENT.replace(b'"version":2', b'"version":3'))
     trace_path(tmp_path, 1).unlink()
     with pytest.raises(TraceError, match="No such file"):
         read_trace(trace_path(tmp_path, 1))

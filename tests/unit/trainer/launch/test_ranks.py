@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from trainer.__main__ import _redirect_console
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.unit.conftest import FakeTime
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.requests import Request, Requests
 from trainer.comm.rpc_requests import RpcRequests

@@ -28,12 +28,13 @@ FREE = Link(latency_s=0.0, bytes_per_s=1e15)
 Build = Callable[..., object]  # writes the traces of the ranks that it gets
 
 SEND, RECEIVE, BARRIER, ALL_REDUCE = Kind.SEND, Kind.RECEIVE, Kind.BARRIER, Kind.ALL_REDUCE
-START, WAIT_STARTED = Kind.START_ALL_REDUCE, Kind.WAIT_STARTED
+WAIT, START, WAIT_STARTED = Kind.WAIT, Kind.START_ALL_REDUCE, Kind.WAIT_STARTED
 TAKE, RESPOND, REQUEST = Kind.TAKE, Kind.RESPOND, Kind.REQUEST
 
 
 def cluster_of(size: int, link: Link = LINK, **fields: object) -> Cluster:
-    return Cluster.model_validate({"node_speed": [1.0] * size, "link": link, "overhead_s": 0.0, **fields})
+    own = {"node_speed": [1.0] * size, "link": link, "overhead_s": 0.0, "core_s_per_byte": 0.0}
+    return Cluster.model_validate({**own, **fields})
 
 
 def ranks_of(
@@ -172,6 +173,68 @@ def test_work_takes_cpu_time_over_speed_and_epochs_end_where_the_next_one_begins
     assert [rank.step_ends_s for rank in replay.ranks] == [[3.0, 6.0], [2.5, 5.5]]
 
 
+# Over mpi, of 1000 bytes in 1 s, and 0.1 s of latency: what the ranks do; their ends, exposed
+# communication, waits and hidden communication.
+SLOW = Link(latency_s=0.1, bytes_per_s=1000.0)
+BESIDE: dict[str, tuple[dict[str, float], Build, list[tuple[float, float, float, float]]]] = {
+    "a rank that works longer, and one that waits": (
+        {},
+        lambda a, b: (
+            a.work(1.0).add(START, 1000).work(2.0).add(WAIT),
+            b.work(2.0).add(START, 1000).work(0.5).add(WAIT),
+        ),
+        [(3.1, 0.1, 0.0, 1.0), (3.0, 0.5, 0.0, 0.5)],
+    ),
+    "the exchange takes a part of the core": (
+        {"core_s_per_byte": 0.22 / 1000},
+        lambda a, b: (
+            a.work(1.0).add(START, 1000).work(2.0).add(WAIT),
+            b.work(2.0).add(START, 1000).work(0.5).add(WAIT),
+        ),
+        [(3.2, 0.2, 0.0, 1.0), (3.0, 0.5, 0.0, 0.5)],
+    ),
+    "two at once, the second is waited for first": (
+        {},
+        lambda *ranks: [
+            rank.add(START, 1000).work(0.2).add(START, 500).work(1.0).add(WAIT, 1).add(WAIT, 0)
+            for rank in ranks
+        ],
+        [(1.7, 0.5, 0.0, 1.2)] * 2,
+    ),
+    "a blocking one queues behind it, which is no overlap": (
+        {},
+        lambda *ranks: [rank.add(START, 2000).work(0.5).add(ALL_REDUCE, 100).add(WAIT) for rank in ranks],
+        [(2.3, 1.8, 0.0, 0.5)] * 2,
+    ),
+    "a receive that was posted early": (
+        {},
+        lambda a, b: (
+            a.work(1.0).send(1, 1000, index=0),
+            b.add(Kind.START_RECEIVE, 1000, 0).work(1.5).add(WAIT),
+        ),
+        [(2.0, 1.0, 0.0, 0.0), (2.1, 0.6, 0.0, 0.5)],
+    ),
+    "the last to start is waited for": (
+        {},
+        lambda a, b: (
+            a.add(START, 1000).work(1.0).add(WAIT),
+            b.work(2.0).add(START, 1000).work(5.0).add(WAIT),
+        ),
+        [(3.1, 1.1, 1.0, 0.0), (7.0, 0.0, 0.0, 1.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_exchanges_beside_work_are_hidden_and_exposed_as_computed_by_hand(name: str) -> None:
+    fields, build, expected = BESIDE[name]
+    ranks = ranks_of(2, "mpi")
+    build(*ranks)
+    for found, times in zip(replayed(ranks, SLOW, **fields).ranks, expected, strict=True):
+        took = found.end_s, found.communicate_s, sum(found.wait_s.values()), found.overlapped_s
+        assert took == pytest.approx(times, abs=1e-9)
+
+
 def test_a_started_all_reduce_runs_beside_the_computation() -> None:
     for hidden_s in (1.0, 5.0):  # a part of it, all of it
         ranks = [rank.work(1.0).add(START, 1000).work(hidden_s).add(WAIT_STARTED) for rank in builders(2)]
@@ -279,8 +342,8 @@ WRONG: list[tuple[Build, str]] = [
     (lambda a, b: a.add(SEND, 4, 2), r"rank 0, record 0 .*no peer 2 of 2"),
     (lambda a, b: a.add(Kind.WORK, peer=3), r"rank 0, record 0 .*no phase 3 of 3"),
     (lambda a, b: a.add(Kind.SEND_WAIT, 0, 1), r"rank 0, record 0 .*has not started"),
-    (lambda a, b: a.add(START, 4), r"rank 0: 4 bytes .*rank 1 never starts"),
-    (lambda a, b: (a.add(START, 4), b.add(START, 8)), r"rank 1, record 0 .*hand over 4 bytes"),
+    (lambda a, b: a.add(START, 4), r"rank 0: all_reduce of 4 bytes .*rank 1, which never"),
+    (lambda a, b: (a.add(START, 4), b.add(START, 8)), r"rank 1, record 0 .*start all_reduce of 4 bytes"),
 ]
 
 

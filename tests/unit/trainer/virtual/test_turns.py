@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.unit.training import SMALL
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task

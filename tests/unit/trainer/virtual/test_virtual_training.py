@@ -102,7 +102,7 @@ IN_PROCESSES = (
 SAMPLED = [
     name
     for name, case in CASES.items()
-    if not (case.kind.partitions_model or case.kind.shards_state)
+    if not (case.kind.partitions_model or case.kind.shards_state or case.kind.overlaps_backward)
     # What a rank exchanges in a backward pass, and by value, is not known without computation.
     and name not in ("sync_batch", "krum")
 ]
@@ -110,7 +110,8 @@ SAMPLED = [
 
 def of_cluster(name: str) -> RunSpec:
     """The run of a case on a cluster whose links take time, and whose last node is slow."""
-    transport = "rpc" if name == "async_parameter_server" else TRANSPORTS[name]
+    known = CASES[name].kind.transports
+    transport = TRANSPORTS[name] if TRANSPORTS[name] in known else known[0]
     link = {"latency_ms": 1, "bandwidth_mbit": 100}
     return CASES[name].spec(transport=transport, trace="full", node_speed={-1: 0.25}, link=link)
 

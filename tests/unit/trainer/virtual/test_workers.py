@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from tests.unit.training import SMALL, threads_in_torch
-from trainer.comm.base import CommunicationError
+from trainer.comm.errors import CommunicationError
 from trainer.launch.threads import RecordedEvents
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.communicator import VirtualCommunicator

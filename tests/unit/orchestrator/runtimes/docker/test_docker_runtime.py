@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,10 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import runtime as module
 from orchestrator.runtimes.docker import sandbox
 from orchestrator.runtimes.docker.engine import Engine, EngineError
-from orchestrator.runtimes.docker.inspection import inspection_sandbox
 from orchestrator.runtimes.docker.runtime import DockerRuntime, check_mounts, check_readable, links_missing
 from orchestrator.runtimes.docker.sandbox import ContainerSandbox
-from orchestrator.sandbox.base import SandboxError
-from orchestrator.sweeps.trials import Inspection
+from orchestrator.sandbox.base import Limits, Program, SandboxError
+from orchestrator.sweeps.trials import Trials
 from tests.unit.docker_support import FAST
 from trainer.spec.run_spec import RunSpec
 
@@ -32,7 +32,7 @@ def spec(**fields: Any) -> RunSpec:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> DockerRuntime:
-    client: Any = SimpleNamespace()
+    client: Any = SimpleNamespace(api=None)
     engine = Engine(client, "unix:///x.sock", "26.1.5", "2.26.1", 4)
     for name, answer in {"image_trouble": None, "image_id": "sha256:1", "reach": engine, "gpus": 1}.items():
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
@@ -105,7 +105,28 @@ def test_directories_to_mount_belong_to_the_user_and_have_no_colon(tmp_path: Pat
     assert not (tmp_path / "a:b").exists()
 
 
-# The container that tries users' components
+# The container that tries users' components, or runs a submission
+
+
+def test_the_image_of_sandboxes_is_prepared_once_and_what_they_leave_is_removed(
+    runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    for name in ("remove_orphans", "Reaper", "remove_of_orchestrator"):
+        monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name) or name)
+    monkeypatch.setattr(module, "image_with", lambda engine, path: f"with {path.name}")
+    (tmp_path / "needs.txt").write_text("numpy")
+    plain = Program(["module"], {}, Limits(), {})
+    needing = replace(plain, requirements=tmp_path / "needs.txt")
+    for program, image in ((plain, "sha256:1"), (needing, "with needs.txt"), (plain, "sha256:1")):
+        for _ in range(2):
+            assert vars(runtime.sandbox(program))["_image"] == image
+    assert done == ["remove_orphans", "Reaper", "remove_orphans"]
+    runtime.remove_sandboxes()
+    assert done[3:] == ["remove_of_orchestrator"]
+    monkeypatch.setattr(module, "image_trouble", lambda engine: "no image")
+    with pytest.raises(InputError, match="no image"):
+        DockerRuntime().sandbox(plain)
 
 
 class OneContainer:
@@ -139,7 +160,10 @@ class OneContainer:
 
     def opened(self, code: Path = Path("/x"), data: Path = Path("/x")) -> ContainerSandbox:
         engine: Any = self
-        made = inspection_sandbox(engine, "sha256:1", Inspection([code.parent], code, data, 700))
+        trials = Trials(code.parent, data)
+        trials.use_memory(700)
+        trials._staged = SimpleNamespace(directory=code)  # type: ignore[assignment]
+        made = ContainerSandbox(engine, "sha256:1", trials._program())
         made.open()
         return made
 

@@ -53,7 +53,9 @@ PARAMETER_SERVER = {"strategy": "async_parameter_server"}
     ("options", "fields", "reason"),
     [
         ({}, {}, "None"),
-        ({}, {"strategy": "ddp"}, "strategy ddp cannot run on virtual nodes; strategy all_reduce can"),
+        ({}, {"strategy": "fsdp"}, "strategy fsdp cannot run on virtual nodes; strategy all_reduce can"),
+        ({"seconds_per_sample": 0.1}, {"strategy": "ddp"}, "cost of a whole step, and ddp exchanges"),
+        ({"compute": "sampled"}, {"strategy": "zero1"}, "zero1 exchanges within it"),
         ({}, {"strategy": "rpc_split"}, "strategy rpc_split .*; strategy pipeline can"),
         ({}, {"strategy": "fault_injection"}, "strategy fault_injection cannot run on virtual nodes$"),
         ({}, {"threads": 2}, r"threads is 2, .*allowed: 1"),
