@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trainer.data.augmentations.base import Augmentation
     from trainer.data.base import Data, DataError, Dataset, Indices, Labels, Partitioner, Split
     from trainer.losses.base import Loss
+    from trainer.lr_schedules.base import LrSchedule
     from trainer.models.base import Model
     from trainer.optimizers.base import Optimizer
     from trainer.training.loader import Batch
@@ -59,6 +60,7 @@ _MODULES = {
     "Partitioner": "trainer.data.base",
     "Split": "trainer.data.base",
     "Loss": "trainer.losses.base",
+    "LrSchedule": "trainer.lr_schedules.base",
     "Model": "trainer.models.base",
     "Optimizer": "trainer.optimizers.base",
     "Batch": "trainer.training.loader",
@@ -79,6 +81,7 @@ __all__ = [
     "InputError",
     "Labels",
     "Loss",
+    "LrSchedule",
     "MicroBatches",
     "Model",
     "Optimizer",

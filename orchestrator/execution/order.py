@@ -51,6 +51,7 @@ def warm_up_run(runs: Sequence[RunSpec]) -> RunSpec | None:
         "target_accuracy": None,
         "patience": 1,
         "warm_up_epochs": 0,
+        "lr_schedule": "constant",
         "checkpoint_epochs": None,
         "checkpoint_steps": None,
         "faults": [],

@@ -133,8 +133,7 @@ def simulated_run(run: RunSpec, nodes: int, epochs: int) -> RunSpec:
     """A run as virtual nodes play it. Raises NoPrediction if it cannot have so many nodes."""
     fields = run.model_dump(mode="json", exclude_defaults=True) | NOT_SIMULATED
     fields |= {"nodes": nodes, "epochs": epochs, "timeout_s": TIMEOUT_S, "threads": 1, "seed": 0}
-    fields["trace"] = "steps"
-    fields["node_speed"] = None
+    fields |= {"trace": "steps", "node_speed": None, "lr_schedule": "constant"}
     fields["link"] = None if run.strategy.deterministic else {"latency_ms": LATENCY_MS}
     try:
         return RunSpec.model_validate(fields)

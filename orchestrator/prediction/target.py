@@ -41,11 +41,10 @@ def learned_by(results: Sequence[RunResult], run: RunSpec, nodes: int) -> Learne
     Args:
         results: of runs on virtual nodes.
     """
-    alike = [
-        each
-        for each in results
-        if each.run.nodes == nodes and same_but(each.run, LEARNED_FREE) == same_but(run, LEARNED_FREE)
-    ]
+    # The rates of a schedule depend on the epochs of the run.
+    free = LEARNED_FREE - (set() if run.name_of("lr_schedule") == "constant" else {"epochs"})
+    alike = [each for each in results if each.run.nodes == nodes]
+    alike = [each for each in alike if same_but(each.run, free) == same_but(run, free)]
     targets = [each.run.target_accuracy for each in alike if each.run.target_accuracy is not None]
     if not targets:
         return None

@@ -19,7 +19,7 @@ from trainer.core.forked import CallerEnded, Child, Ended
 from trainer.core.frames import HEADER, length, message
 
 CONTINUED = ("try", "digest")  # requests about the component that was opened
-WITHOUT_OPTIMIZER = ("dataset", "partitioner", "augmentation")
+WITHOUT_OPTIMIZER = ("dataset", "partitioner", "augmentation", "lr_schedule")
 
 
 def main() -> None:

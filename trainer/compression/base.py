@@ -84,13 +84,18 @@ class ErrorFeedback(Compressor):
         self._last_lr: float | None = None
 
     def _mean(self, gradient: Tensor, lr: float) -> None:
-        self.residual *= (self._last_lr or lr) / lr
-        self._last_lr = lr
+        earlier = self.residual
+        if lr:
+            self.residual *= (self._last_lr or lr) / lr
+            self._last_lr = lr
+        else:  # the step changes no weight: it neither takes nor leaves a residual
+            self.residual = earlier.new_zeros(earlier.shape)
         self.residual += gradient
         message = self.encode(self.residual)
         self.residual -= self._decoded_sum([message])
         messages = self.comm.all_gather(message)
         gradient.copy_(self._decoded_sum(messages).div_(self.comm.size))
+        self.residual = self.residual if lr else earlier
 
     def _decoded_sum(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
         """The sum of the decoded messages: float32 of shape (n,)."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.optimizers.base import Optimizer
+from trainer.optimizers.decay import DecayingOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer as TorchOptimizer
 
 
-class AdamW(Optimizer):
+class AdamW(DecayingOptimizer):
     """Adam with decoupled weight decay by torch (Loshchilov & Hutter 2019)."""
 
     beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the mean gradient")
@@ -26,4 +26,4 @@ class AdamW(Optimizer):
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import AdamW as TorchAdamW
 
-        return TorchAdamW(parameters, lr=lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay)
+        return TorchAdamW(self.groups(parameters), lr=lr, betas=(self.beta1, self.beta2))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from trainer.optimizers.decay import DecayingOptimizer
 from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 EPSILON = 1e-8
 
 
-class NovoGrad(TextbookOptimizer):
+class NovoGrad(DecayingOptimizer, TextbookOptimizer):
     """NovoGrad: gradients normalised layer by layer (Ginsburg et al. 2019).
 
         v ← ‖g‖² in the first step, then β2 v + (1 − β2) ‖g‖²
@@ -52,5 +53,5 @@ class NovoGrad(TextbookOptimizer):
         v *= beta2
         v += (1 - beta2) * squared_norm  # v ← β2 v + (1 − β2) ‖g‖²
         m *= self.beta1
-        m += g / (v.sqrt() + EPSILON) + self.weight_decay * theta  # m ← β1 m + (g / (√v + ε) + d θ)
+        m += g / (v.sqrt() + EPSILON) + state["weight_decay"] * theta  # m ← β1 m + (g / (√v + ε) + d θ)
         theta -= lr * m  # θ ← θ − η m

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.optimizers.base import Optimizer
 
@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 class TextbookOptimizer(Optimizer):
     """An optimizer whose update rule is written in this project instead of taken from a library."""
 
+    zeros: ClassVar[tuple[str, ...]] = ()  # the state of a weight tensor, in its shape
+
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from trainer.optimizers.torch_wrapper import UpdateRuleOptimizer
 
-        return UpdateRuleOptimizer(parameters, lr, self.initial_state, self.update)
+        return UpdateRuleOptimizer(self.groups(parameters), lr, self.initial_state, self.update)
+
+    def groups(self, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
+        """The groups of torch's optimizer."""
+        return [{"params": [*parameters]}]
 
     def initial_state(self, theta: Tensor) -> dict[str, Any]:
-        """The state of a weight tensor before its first step. Empty for rules without state."""
-        return {}
+        """The state of a weight tensor before its first step: zeros."""
+        from torch import zeros_like
+
+        return {name: zeros_like(theta) for name in self.zeros}
 
     @abstractmethod
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
@@ -34,5 +42,5 @@ class TextbookOptimizer(Optimizer):
             g: Their gradient, of the same shape.
             lr: The learning rate η.
             state: The state after earlier steps, to be updated in place, and `step`, the number t of this
-                step, counted from 1.
+                step, counted from 1, and `weight_decay` of its group.
         """

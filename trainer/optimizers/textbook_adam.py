@@ -30,14 +30,10 @@ class TextbookAdam(TextbookOptimizer):
     """
 
     equals: ClassVar[Equal | None] = "adam"
+    zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: decay rate of the mean gradient")
     beta2: float = Field(0.999, ge=0, lt=1, description="β2: decay rate of the mean squared gradient")
-
-    def initial_state(self, theta: Tensor) -> dict[str, Any]:
-        from torch import zeros_like
-
-        return {"exp_avg": zeros_like(theta), "exp_avg_sq": zeros_like(theta)}
 
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
         m, v, t = state["exp_avg"], state["exp_avg_sq"], state["step"]

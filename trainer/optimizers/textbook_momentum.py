@@ -26,13 +26,9 @@ class TextbookMomentum(TextbookOptimizer):
     """
 
     equals: ClassVar[Equal | None] = "momentum"
+    zeros: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     momentum: float = Field(0.9, gt=0, lt=1, description="μ: decay rate of the velocity")
-
-    def initial_state(self, theta: Tensor) -> dict[str, Any]:
-        from torch import zeros_like
-
-        return {"momentum_buffer": zeros_like(theta)}
 
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
         u = state["momentum_buffer"]

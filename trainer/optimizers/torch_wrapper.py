@@ -16,7 +16,7 @@ class UpdateRuleOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        groups: Iterable[dict[str, Any]],
         lr: float,
         initial_state: Callable[[Tensor], State],
         update: Callable[[Tensor, Tensor, float, State], None],
@@ -26,7 +26,7 @@ class UpdateRuleOptimizer(torch.optim.Optimizer):
             initial_state: See TextbookOptimizer.initial_state.
             update: See TextbookOptimizer.update.
         """
-        super().__init__(parameters, {"lr": lr})
+        super().__init__(groups, {"lr": lr})
         self._initial_state, self._update = initial_state, update
 
     @torch.no_grad()
@@ -39,5 +39,5 @@ class UpdateRuleOptimizer(torch.optim.Optimizer):
                 state = self.state[theta]
                 if not state:
                     state.update(self._initial_state(theta), step=0)
-                state["step"] += 1
+                state.update(step=state["step"] + 1, weight_decay=group.get("weight_decay", 0.0))
                 self._update(theta, theta.grad, group["lr"], state)

@@ -1,4 +1,4 @@
-"""Which batches of a run have too few samples for its model."""
+"""Which batches of a run have too few samples for its model, and whether it outlasts a warm-up."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def batch_error(run: RunFields, sizes: Sequence[int]) -> str | None:
     sample, and the layer's inputs one pixel or none.
     """
     least, batch = run.model.fewest_samples, run.batch_per_replica
+    if least == 1:
+        return None
     small = _too_small(run, sizes, batch)
     if small is None:
         return None
@@ -28,6 +30,15 @@ def batch_error(run: RunFields, sizes: Sequence[int]) -> str | None:
         f"forward pass, and BatchNorm of {run.name_of('model')} needs {least} or more; allowed: another "
         f"batch_size{such}"
     )
+
+
+def warm_up_error(run: RunFields, sizes: Sequence[int]) -> str | None:
+    """Return why a warm-up would last to the end of the training on parts of these sizes; or None."""
+    most = max if getattr(run.strategy, "uneven", "drop") != "drop" else min
+    warm_up, steps = run.lr_schedule.warm_up[0], run.epochs * -(-most(sizes) // run.batch_per_replica)
+    if warm_up < steps:
+        return None
+    return f"{warm_up} steps of warm-up leave none of the {steps} of a rank; allowed: 0 to {steps - 1}"
 
 
 def _too_small(run: RunFields, sizes: Sequence[int], batch: int) -> int | None:

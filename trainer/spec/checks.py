@@ -15,7 +15,7 @@ from trainer.compression.none import NoneCompression
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval, runs_on
 from trainer.data.base import image_error
-from trainer.spec.batches import batch_error
+from trainer.spec.batches import batch_error, warm_up_error
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
@@ -354,6 +354,19 @@ def warm_up(run: RunFields) -> CheckError:
     )
 
 
+def lr_schedule(run: RunFields) -> CheckError:
+    name, (steps, epochs) = run.name_of("lr_schedule"), run.lr_schedule.warm_up
+    reason = None
+    if epochs >= run.epochs:
+        reason = f"{epochs} epochs of warm-up leave none of {run.epochs}; allowed: 0 to {run.epochs - 1}"
+    elif (steps or epochs) and run.warm_up_epochs:
+        reason = f"has a warm-up beside warm_up_epochs: {run.warm_up_epochs}; allowed: one of the two"
+    elif not run.strategy.uses_replica and (name != "constant" or steps or epochs):
+        strategy, other = run.name_of("strategy"), run.strategy.equivalent
+        reason = f"{strategy} has one rate in an epoch; allowed: constant, or strategy {other}"
+    return _error("lr_schedule", reason and f"{name}: {reason}")
+
+
 def samples(run: RunFields) -> CheckError:
     count, servers = run.dataset.train_samples, run.strategy.servers
     if not run.strategy.uses_partition or run.num_replicas <= count:
@@ -394,15 +407,12 @@ def partitioner(run: RunFields) -> CheckError:
 def smallest_batch(run: RunFields) -> CheckError:
     """Check parts whose sizes do not depend on labels. The loader checks all."""
     count, parts = run.dataset.train_samples, run.num_replicas
-    if not run.strategy.trains or run.model.fewest_samples == 1:
+    if not run.strategy.trains or (run.strategy.uses_partition and not run.partitioner.even_parts):
         return None
-    if not run.strategy.uses_partition:
-        return _error("batch_size", batch_error(run, [count] * parts))
-    if not run.partitioner.even_parts:
-        return None
-    return _error(
-        "batch_size", batch_error(run, [(count - part - 1) // parts + 1 for part in range(parts)])
-    )
+    sizes = [count] * parts
+    if run.strategy.uses_partition:
+        sizes = [(count - part - 1) // parts + 1 for part in range(parts)]
+    return _error("lr_schedule", warm_up_error(run, sizes)) or _error("batch_size", batch_error(run, sizes))
 
 
 def augmentation(run: RunFields) -> CheckError:
@@ -683,6 +693,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     target_accuracy,
     patience,
     warm_up,
+    lr_schedule,
     samples,
     partitioner,
     smallest_batch,

@@ -20,6 +20,7 @@ from trainer.core.trace import TraceMode
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.losses.base import Loss
+from trainer.lr_schedules.base import LrSchedule
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.byzantine import Byzantine, ranges
@@ -31,6 +32,7 @@ from trainer.spec.registries import (
     AUGMENTATIONS,
     DATASETS,
     LOSSES,
+    LR_SCHEDULES,
     MODELS,
     OPTIMIZERS,
     PARTITIONERS,
@@ -129,6 +131,9 @@ class RunFields(BaseModel):
         le=10_000,
         description="epochs k of linear warm-up: from lr to the scaled rate; from lr / P to lr with "
         "lr_scaling none; from lr / (k + 1) to lr with P = 1",
+    )
+    lr_schedule: Annotated[LrSchedule, LR_SCHEDULES] = Field(
+        "constant", validate_default=True, description="the learning rate over the steps of the training"
     )
     batch_size: int = Field(
         32, ge=1, le=65536, description="samples per step, of each replica or of the run: see batch_per"

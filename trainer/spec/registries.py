@@ -16,6 +16,7 @@ from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.losses.base import Loss
+from trainer.lr_schedules.base import LrSchedule
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 
@@ -101,11 +102,25 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "adam": "trainer.optimizers.adam:Adam",
         "adamw": "trainer.optimizers.adamw:AdamW",
         "novograd": "trainer.optimizers.novograd:NovoGrad",
+        "lars": "trainer.optimizers.lars:Lars",
+        "lamb": "trainer.optimizers.lamb:Lamb",
         "textbook_sgd": "trainer.optimizers.textbook_sgd:TextbookSgd",
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
     },
     imported="trainer.components.optimizer:ImportedOptimizer",
+)
+
+LR_SCHEDULES: ComponentRegistry[LrSchedule] = ComponentRegistry(
+    "lr_schedule",
+    {
+        "constant": "trainer.lr_schedules.constant:Constant",
+        "step": "trainer.lr_schedules.step:Step",
+        "cosine": "trainer.lr_schedules.cosine:Cosine",
+        "linear": "trainer.lr_schedules.linear:Linear",
+        "inverse_sqrt": "trainer.lr_schedules.inverse_sqrt:InverseSqrt",
+    },
+    imported="trainer.components.lr_schedule:ImportedLrSchedule",
 )
 
 LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
@@ -195,5 +210,6 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "model": MODELS,
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,
+    "lr_schedule": LR_SCHEDULES,
     "strategy": STRATEGIES,
 }

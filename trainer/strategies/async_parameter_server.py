@@ -66,7 +66,7 @@ class AsyncParameterServer(Strategy):
         for epoch in session.epochs(evaluate="server"):
             steps = session.steps(epoch)
             server.start_epoch(BoundedStaleness(dict(enumerate(steps, start=1)), self.max_staleness))
-            for _ in session.server_steps(server.pushes_left()):
+            for _ in session.server_steps(server.pushes_left(), count=sum(steps)):
                 with server.next_push() as gradient:
                     if gradient is None:  # all workers are lost that had steps left
                         break

@@ -17,7 +17,7 @@ from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
 from trainer.data.augmentations.base import Augment
 from trainer.data.base import Array, DataError, Indices, Split
-from trainer.spec.batches import batch_error
+from trainer.spec.batches import batch_error, warm_up_error
 from trainer.spec.run_spec import RunSpec
 from trainer.training.participants import Participants
 from trainer.training.partition import Partition, StepSizes, partition, partition_number
@@ -107,7 +107,8 @@ class PartitionedSplit:
                 newest = max(self._partitions, default=0)
                 self._partitions = {key: kept for key, kept in self._partitions.items() if key == newest}
                 parts = partition(self._spec, self._rngs, self.train.labels, self.size, epoch)
-                if reason := batch_error(self._spec, [len(part) for part in parts]):
+                sizes = [len(part) for part in parts]
+                if reason := batch_error(self._spec, sizes) or warm_up_error(self._spec, sizes):
                     raise DataError(reason)
                 self._partitions[number] = Partition(parts, self._spec.batch_per_replica)
             return self._partitions[number]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def learning_rate(run: RunSpec, epoch: int) -> float:
-    """The learning rate of an epoch, 1-based.
+    """The learning rate of an epoch, 1-based, which a schedule multiplies in each step.
 
     Let P be the number of batches that all ranks take at once. lr_scaling: linear gives lr · P (Goyal et
     al. 2017, "Accurate, Large Minibatch SGD", Sec. 2.1), sqrt gives lr · √P (Krizhevsky 2014, "One weird
@@ -30,6 +30,16 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
     if times == 1:
         rise = run.warm_up_epochs + 1
     return scaled * (1 + (rise - 1) * (epoch - 1) / run.warm_up_epochs) / rise
+
+
+def scheduled_rate(run: RunSpec, epoch: int, step: int, steps: int) -> float:
+    """The learning rate of a step of an epoch with so many steps; epoch and step are 1-based.
+
+    Each epoch has an equal share of the schedule, as if all had as many steps as this one. So a schedule
+    ends with the last step also where epochs differ in length, and nothing must be known of later ones.
+    """
+    at, length = (epoch - 1) * steps + step - 1, run.epochs * steps
+    return learning_rate(run, epoch) * run.lr_schedule.after_warm_up(at, length, run.epochs)
 
 
 @dataclass

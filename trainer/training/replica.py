@@ -89,7 +89,7 @@ class Replica:
         return self._optimizer
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate. `session.epochs` does so before each epoch.
+        """Set the learning rate. The session does so before each step.
 
         Each group of parameters keeps its ratio to the run's rate, as with torch's LambdaLR.
         """

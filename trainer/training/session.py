@@ -6,11 +6,11 @@ A strategy's file holds its algorithm; everything that strategies share is here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from trainer.training.evaluation import Evaluation, check_loss
 from trainer.training.faults import FaultInjector
 from trainer.training.limits import wait_for_limits
 from trainer.training.loader import Batch, BatchLoader
-from trainer.training.lr_schedule import Target, learning_rate
+from trainer.training.lr_schedule import Target, learning_rate, scheduled_rate
 from trainer.training.memory import Activations, reset_peak_memory
 from trainer.training.metrics import StepProgress, TrainingMetrics
 from trainer.training.replica import Replica
@@ -86,6 +86,7 @@ class Session:
         self._read: tuple[Checkpoint | None] | None = None
         self._replica: Replica  # from `start` on
         self._started = False
+        self._epoch = 0  # the present one
         self._evaluates_final_weights = False
         self._staleness: Sequence[int] = ()
         self._continues = context.membership is not None
@@ -289,9 +290,9 @@ class Session:
     ) -> Iterator[int]:
         """The run's epochs, 1-based, until the target accuracy is reached, if there is one.
 
-        Sets the learning rate before each epoch, and evaluates and reports after it. Evaluation is not
-        part of the measured time. All ranks wait for the slowest before it, inside the measured time: where
-        nodes share cores, a rank that evaluates would slow down one that still trains.
+        Sets the learning rate before each step, and evaluates and reports after each epoch. Evaluation is
+        not part of the measured time. All ranks wait for the slowest before it, inside the measured time:
+        where nodes share cores, a rank that evaluates would slow down one that still trains.
 
         Args:
             evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
@@ -313,22 +314,21 @@ class Session:
                 self._joining = self.comm.admit()
                 if self._joining:
                     self._share_position(epoch)
-            lr = learning_rate(spec, epoch)
-            replica.set_lr(lr)
+            self._epoch = epoch
+            replica.set_lr(learning_rate(spec, epoch))
             self._faults.at_epoch(epoch)
             self._mark(Kind.EPOCH, epoch)
             yield epoch
             if evaluate in ("replicas", "server"):
                 self._average_buffers()
             self.comm.barrier()
-            if self._evaluate_epoch(epoch, lr, target, evaluate, weighting, aggregation):
+            if self._evaluate_epoch(epoch, target, evaluate, weighting, aggregation):
                 return
             self._checkpointer.after_epoch(epoch, replica)
 
     def _evaluate_epoch(
         self,
         epoch: int,
-        lr: float,
         target: Target,
         evaluate: str,
         weighting: Weighting | None,
@@ -361,7 +361,7 @@ class Session:
                 loss=loss,
                 accuracy=accuracy,
                 test_loss=test_loss,
-                lr=lr,
+                lr=replica.lr,
                 target_reached=reached,
                 **consensus,
             )
@@ -426,15 +426,20 @@ class Session:
         """The samples of each replica in a step of `synchronous_batches`. step: 1-based."""
         return self._loader.in_step(epoch, step, uneven)
 
-    def server_steps(self, steps: Iterable[object], marked: bool = True) -> Iterator[int]:
+    def server_steps(
+        self, steps: Iterable[object], marked: bool = True, count: int | None = None
+    ) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients.
 
         Args:
-            steps: one item per step.
+            steps: one item per step of the epoch.
             marked: whether their ends are recorded here in the trace.
+            count: how many steps these are, if no worker is lost; None: `len(steps)`.
         """
+        length = len(cast("Sized", steps)) if count is None else count
         for step, _ in enumerate(steps, start=1):
             self._faults.before_step(self.steps_taken)
+            self._replica.set_lr(scheduled_rate(self.spec, self._epoch, step, length))
             yield step
             self._metrics.steps += 1
             if marked:
@@ -486,6 +491,7 @@ class Session:
             if not metrics.samples_since_average:
                 self._aggregator.begin_round(replica)
             batch = self._aggregator.trained_on(batch)
+            replica.set_lr(scheduled_rate(self.spec, epoch, batch.step, batch.steps))
             metrics.epoch_indices.append(indices)
             metrics.samples_since_average += batch.samples
             if batch.round and batch.samples:

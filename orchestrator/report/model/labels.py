@@ -19,7 +19,7 @@ LIMIT_LABELS = {
     "pids": "{} pids",
     "shm_mb": "{} MiB /dev/shm",
 }
-_COMPONENTS = ("dataset", "model", "optimizer", "augmentation", "loss")
+_COMPONENTS = ("dataset", "model", "optimizer", "lr_schedule", "augmentation", "loss")
 _AS_IN_SPEC = (
     *("lr", "batch_size", "batch_per", "epochs", "target_accuracy", "patience"),
     *("clip_norm", "precision", "threads"),
@@ -70,6 +70,7 @@ class Workload:
     enforced: bool = True  # whether the runtime enforced limits that are not the default
     link: str = ""  # the links that were requested between nodes; empty on one node, which has none
     loss: str = "nll"
+    lr_schedule: str = "constant"
     byzantine: str = ""  # the nodes that attack, and how
     clip_norm: float | None = None  # of gradients
     precision: str = "float32"  # in which layers compute
@@ -105,6 +106,7 @@ class Workload:
             [
                 f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}",
                 _unless(0, " after {} of warm-up", warm_up),
+                _unless("constant", ", schedule {}", self.lr_schedule),
                 f", batch {self.batch_size} {'in all' if self.batch_per == 'run' else 'per rank'}",
                 f", {'1 epoch' if self.epochs == 1 else f'{self.epochs} epochs'}{self._until}",
                 _unless(None, ", gradients clipped to norm {:g}", self.clip_norm),

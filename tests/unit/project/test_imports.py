@@ -16,7 +16,7 @@ from trainer.spec.registries import STRATEGIES
 
 RUN = "results runtimes execution"
 ANALYSIS = "formats statistics model quantities metrics findings figures"
-COMPONENTS = "data models losses optimizers compression"
+COMPONENTS = "data models losses optimizers lr_schedules compression"
 # Package (or module) -> the packages that it may import besides itself.
 TRAINER: dict[str, str] = {
     "core": "",
@@ -25,6 +25,7 @@ TRAINER: dict[str, str] = {
     "models": "core comm data",
     "losses": "core",
     "optimizers": "core comm data models",
+    "lr_schedules": "core",
     "compression": "core comm data models optimizers",
     "aggregation": "core",
     "attacks": "core",

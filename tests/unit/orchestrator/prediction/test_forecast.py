@@ -168,6 +168,14 @@ def test_epochs_to_the_highest_target_come_from_runs_on_as_many_nodes_with_the_s
     assert learned_by(results, MEASURED.run, 4) is None
 
 
+def test_a_schedule_lasts_as_long_as_its_run_so_others_have_other_rates() -> None:
+    results = [virtual(8, 0.9, 5, epochs=epochs, lr_schedule="cosine") for epochs in (3, 50)]
+    for epochs in (3, 50, 4):
+        own = spec("all_reduce", 8, epochs=epochs, lr_schedule="cosine")
+        learned = learned_by(results, own, 8)
+        assert (learned and learned.runs) == (1 if epochs != 4 else None)
+
+
 def test_the_time_to_a_target_has_the_epochs_of_virtual_nodes() -> None:
     runs = [virtual(4, 0.9, epochs) for epochs in (3, 4, 5, 9)]
     only, without = found(Question([4, 8], learned=runs))
@@ -222,7 +230,8 @@ def test_a_simulated_run_has_no_target_and_no_nodes_of_another_speed() -> None:
     others = {"target_accuracy": 0.9, "patience": 2, "save_weights": True, "checkpoint_epochs": 1}
     others |= {"node_speed": {0: 0.5}, "link": {"latency_ms": 9}, "trace": "none", "seed": 3, "threads": 2}
     played = {"epochs": 1, "timeout_s": 3600.0, "threads": 1, "seed": 0, "trace": "steps"}
-    run = simulated_run(spec("all_reduce", 2, **own, **others), 64, epochs=1)
+    schedule = {"name": "cosine", "warm_up_epochs": 1}  # which leaves none of one epoch
+    run = simulated_run(spec("all_reduce", 2, **own, **others, lr_schedule=schedule), 64, epochs=1)
     assert run == spec("all_reduce", 64, **own, **played)
     run = simulated_run(spec("async_parameter_server", 3, transport="rpc"), 4, 1)
     assert run == spec("async_parameter_server", 4, transport="rpc", link={"latency_ms": 0.05}, **played)

@@ -19,6 +19,7 @@ SMALLER = {"wide_resnet": {"widen": 1}, "vgg_small": {"width": 4}, "gpt": LAYERS
 # The laws that say nothing about some components of a kind, and those that may give a note.
 SKIPPED = {"optimizer": {"curve", "layers"}, "augmentation": {"argument", "shape", "seeded", "finite"}}
 SKIPPED |= {"loss": set(), "dataset": set(), "model": {"samples", "pairs", "classes"}}
+SKIPPED |= {"lr_schedule": set()}
 NOTES = {"augmentation": {"changes"}, "dataset": {"apart"}}
 NAMES = [(kind, name) for kind in SKIPPED for name in REGISTRIES[kind].entries]
 NAMES = [each for each in NAMES if each[0] != "dataset" or not DATASETS.parse(each[1]).files]

@@ -101,6 +101,14 @@ def test_steps_of_plain_sgd_are_those_of_ef_sgd_at_any_rate() -> None:
             torch.testing.assert_close(lr * mean, compressed(p), rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_at_rate_0_neither_takes_nor_leaves_a_residual() -> None:
+    gradients = [[normal(100, seed=step)] * 2 for step in range(3)]
+    found = means_of(TopK(ratio=0.1), gradients, [Size([100])], [0.1, 0.0, 0.2])
+    without = means_of(TopK(ratio=0.1), gradients[::2], [Size([100])], [0.1, 0.2])
+    assert torch.equal(found[2], without[1])
+    assert torch.equal(found[1], kept(gradients[1][0], 10))
+
+
 def test_zero_has_a_positive_sign_and_each_tensor_a_scale() -> None:
     (mean,) = means_of(Sign(), [[torch.tensor([1.0, -3.0, 0.0, 10.0])] * 2], [Size([2]), Size([2])])
     assert mean.tolist() == [2.0, -2.0, 5.0, 5.0]

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn, optim
 
+from tests.unit.training import train
 from trainer.core.clock import Clock
 from trainer.spec.registries import OPTIMIZERS
 from trainer.spec.run_spec import RunSpec
@@ -45,6 +46,41 @@ class NovoGrad(optim.Optimizer):
             w -= self.param_groups[0]["lr"] * state["m"]
 
 
+class Lars(optim.Optimizer):
+    """You et al. 2017, Alg. 1, with trust 0.02, momentum 0.8 and decay 0.1."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for w in self.param_groups[0]["params"]:
+            local = 0.02 * w.norm() / (w.grad.norm() + 0.1 * w.norm())
+            moved = self.param_groups[0]["lr"] * local * (w.grad + 0.1 * w)
+            self.state[w]["v"] = 0.8 * self.state[w].get("v", torch.zeros_like(w)) + moved
+            w -= self.state[w]["v"]
+
+
+class Lamb(optim.Optimizer):
+    """You et al. 2020, Alg. 2, with decay 0.1: the direction is that of torch's Adam."""
+
+    def __init__(self, weights: list[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+        self.free = [nn.Parameter(torch.zeros_like(each)) for each in weights]
+        self.adam = optim.Adam(self.free, lr=1.0, betas=(0.5, 0.9))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = self.param_groups[0]["params"]
+        for w, free in zip(weights, self.free, strict=True):
+            free.zero_()
+            free.grad = w.grad
+        self.adam.step()
+        for w, free in zip(weights, self.free, strict=True):
+            r = 0.1 * w - free
+            w -= self.param_groups[0]["lr"] * w.norm() / r.norm() * r
+
+
 ADAM, BETAS = {"beta1": 0.5, "beta2": 0.9}, {"betas": (0.5, 0.9)}
 PAIRS: list[tuple[dict[str, Any], Callable[..., optim.Optimizer]]] = [
     ({"name": "textbook_sgd"}, optim.SGD),
@@ -55,6 +91,12 @@ PAIRS: list[tuple[dict[str, Any], Callable[..., optim.Optimizer]]] = [
     ({"name": "textbook_adam", **ADAM}, partial(optim.Adam, **BETAS)),
     ({"name": "adamw", **ADAM, "weight_decay": 0.1}, partial(optim.AdamW, **BETAS, weight_decay=0.1)),
     ({"name": "novograd", "beta1": 0.9, "beta2": 0.5, "weight_decay": 0.1}, NovoGrad),
+    (
+        {"name": "momentum", "weight_decay": 0.1, "nesterov": True},
+        partial(optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.1),
+    ),
+    ({"name": "lars", "trust": 0.02, "momentum": 0.8, "weight_decay": 0.1}, Lars),
+    ({"name": "lamb", **ADAM, "weight_decay": 0.1}, Lamb),
 ]
 
 
@@ -77,6 +119,46 @@ def test_weights_follow_the_formula_of_the_paper(form: dict[str, Any], reference
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-11)
 
 
+def weights_after(steps: int, **form: Any) -> list[nn.Parameter]:
+    """A matrix and a vector, in float64."""
+    weights = [nn.Parameter(torch.ones_like(each)) for each in gradients(0)]
+    built = OPTIMIZERS.parse(form).build(weights, 0.01)
+    for step in range(steps):
+        for weight, gradient in zip(weights, gradients(step), strict=True):
+            weight.grad = gradient
+        built.step()
+    return weights
+
+
+DECAYING = [name for name in OPTIMIZERS.entries if "weight_decay" in OPTIMIZERS.load(name).model_fields]
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_vectors_can_be_left_out_of_weight_decay(name: str) -> None:
+    all_decay, none = (weights_after(3, name=name, weight_decay=decay) for decay in (0.1, 0.0))
+    found = weights_after(3, name=name, weight_decay=0.1, decay_vectors=False)
+    assert torch.equal(found[0], all_decay[0])
+    assert torch.equal(found[1], none[1])
+    assert not torch.equal(none[0], all_decay[0])
+    assert not torch.equal(none[1], all_decay[1])
+    with pytest.raises(ValidationError, match="no effect with weight_decay: 0"):
+        OPTIMIZERS.parse({"name": name, "weight_decay": 0, "decay_vectors": False})
+
+
+def test_ranks_with_a_part_of_a_tensor_leave_out_the_same_weights() -> None:
+    optimizer = {"name": "momentum", "weight_decay": 1.0, "decay_vectors": False}
+    whole, parts = (train(strategy, 2, optimizer=optimizer).weights for strategy in ("all_reduce", "zero2"))
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_a_tensor_of_zeros_moves(name: str) -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.tensor([1.0, -2.0, 0.0])
+    OPTIMIZERS.parse(name).build([weight], 0.01).step()
+    assert torch.equal(weight.sign(), -weight.grad.sign())
+
+
 def test_novograd_keeps_one_second_moment_per_layer() -> None:
     data = {"dataset": {"name": "synthetic", "samples": 9}, "model": {"name": "mlp", "hidden": [8]}}
     of = Task(RunSpec.model_validate({"strategy": "serial", "optimizer": "novograd", **data}), Path())
@@ -90,11 +172,12 @@ def test_novograd_keeps_one_second_moment_per_layer() -> None:
     assert torch.equal(replica.optimizer_state(), state / 2)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
-def test_a_layerwise_optimizer_needs_full_gradients(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["zero2", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("optimizer", ["novograd", "lars", "lamb"])
+def test_a_layerwise_optimizer_needs_full_gradients(strategy: str, optimizer: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": "novograd"})
+        RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": optimizer})
     (error,) = caught.value.errors()
     assert error["type"] == "optimizer"
     allowed = {name for name in OPTIMIZERS.entries if not OPTIMIZERS.load(name).layerwise}
-    assert all(name in error["msg"] for name in {"novograd", strategy} | allowed)
+    assert all(name in error["msg"] for name in {optimizer, strategy} | allowed)

@@ -273,6 +273,7 @@ CHANGES: dict[str, Any] = {
     "augmentation": {"name": "standard", "saturation": 0}, "model": {"name": "lenet", "dropout": 0.25},
     "loss": "cross_entropy", "optimizer": "adam", "lr": 0.051, "lr_scaling": "sqrt", "warm_up_epochs": 2,
     "batch_size": 36, "batch_per": "run", "accumulate": 2, "clip_norm": 1.0, "recompute": "full",
+    "lr_schedule": "cosine",
     "precision": "bf16", "epochs": 4, "target_accuracy": 0.9, "patience": 2, "seed": 1,
     "vary": ["init", "order"], "threads": 2, "checkpoint_epochs": 2, "save_weights": True,
     "processes_per_node": 2, "cpus": 0.4, "node_speed": {-1: 0.5}, "memory_mb": 1024, "pids": 256,

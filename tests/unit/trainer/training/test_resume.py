@@ -65,6 +65,7 @@ AUGMENTED: dict[str, Any] = {
     "augmentation": {"name": "standard", "saturation": 0},
     "optimizer": "adam",
 }
+COSINE: dict[str, Any] = {**MOMENTUM, "lr_schedule": {"name": "cosine", "warm_up_steps": 3}, **BY_STEPS}
 LOCAL: dict[str, Any] = {"name": "local_sgd", "local_steps": 4}
 # All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
 PARTLY = {**LOCAL, "participation": {"schedule": [[0, 2], [1], [0, 1, 2]]}}
@@ -82,6 +83,7 @@ MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
     [
         pytest.param("all_gather", 2, {**AUGMENTED, **BY_STEPS}, id="dropout and augmentation"),
         pytest.param("all_reduce", 3, SCHEDULE, id="schedule"),
+        pytest.param("all_reduce", 2, COSINE, id="schedule of steps"),
         pytest.param(LOCAL, 2, {**MOMENTUM, "batch_size": 10, **BY_STEPS}, id="in a round"),
         pytest.param("one_shot", 2, {**MOMENTUM, **BY_EPOCHS}, id="own weights"),
         pytest.param(PARTLY, 3, {"batch_size": 5, **BY_STEPS}, id="participation"),

@@ -1,0 +1,1 @@
+"""Learning-rate schedules, one file each: the rate over a training, as factors of the run's rate."""
