@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.execution.position import STARTING, Position, TimeLeft, position, share_done
+from orchestrator.results.limits import is_disturbed
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import imported_code
 from orchestrator.results.times import duration
@@ -52,6 +53,7 @@ class PlainProgress:
     def __init__(self, console: Console, total: int, staged: bool = False) -> None:
         self._console, self._time_left = console, TimeLeft(total, staged=staged)
         self._printed_at, self._per_node = 0.0, 1
+        self._disturbed = False  # whether it has said that the machine is busy
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -95,6 +97,13 @@ class PlainProgress:
         if not skipped:
             self._time_left.seconds.append(result.wall_s)
         self._line(result_line(number, total, result, skipped))
+        if is_disturbed(result) and not self._disturbed:
+            self._disturbed = True
+            self._line(
+                "The machine is busy: in this run, a rank waited for its core during "
+                f"{result.without_core:.0%} of its time. Times are not compared if most runs of as many "
+                "ranks are like it. Stop other processes."
+            )
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -191,9 +191,7 @@ def fits_cores(result: RunResult) -> bool:
 
 def has_cores(result: RunResult) -> bool:
     """Whether each of several ranks had a core, so that wall time is what cluster time should be."""
-    return fits_cores(result) and all(
-        rank.seconds.get("cpu_contention", 0.0) <= MAX_CONTENTION * rank.train_s for rank in result.ranks
-    )
+    return fits_cores(result) and result.without_core <= MAX_CONTENTION
 
 
 def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> ClusterTime | NoClusterTime:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor
 
-from orchestrator.results.records import LinkResult, RankResult, RuntimeInfo
+from orchestrator.results.records import LinkResult, RankResult, RunResult, RuntimeInfo
 from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
 QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
 MAX_NAMED = 3  # slower nodes, by number
 LEAST_BANDWIDTH = 0.7  # share of the requested bandwidth below which a run is flagged
+# How many times as long other load may make a run. The error of cluster time was measured beside a load
+# that made wall times up to 2.17 times as long, and is unknown beside more: "Accuracy" in
+# docs/cluster_time.md, and tests/bench/clock_load.py of commit d1f43bb7.
+MAX_SLOWDOWN = 2.17
 SLACK_S = 0.3  # CPU seconds beyond a quota that its period of 100 ms and the resolution of CPU time explain
 
 
@@ -38,6 +42,21 @@ def may_have_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
     """Whether each rank could have a core to itself: equal nodes without a quota, on enough cores."""
     enough = not shares_cores(run, runtime, cores)
     return enough and rank_quota(run, runtime) >= 1 and not run.slower_nodes
+
+
+def shows_load(result: RunResult) -> bool:
+    """Whether other load shows in a run: each rank, one or several, could have a core to itself.
+
+    Threads wait for each other, and an injected fault can make a rank sleep, as if they had no core.
+    """
+    run = result.run
+    waits = run.on_gpu or run.ranks_are_threads or run.faults
+    return not waits and may_have_cores(run, result.runtime_info, result.cores)
+
+
+def is_disturbed(result: RunResult) -> bool:
+    """Whether other load slowed a run by more than `MAX_SLOWDOWN`."""
+    return shows_load(result) and (1 - result.without_core) * MAX_SLOWDOWN < 1
 
 
 def speedup_limit(run: RunSpec, runtime: RuntimeInfo, cores: float) -> float:

@@ -205,6 +205,12 @@ class RunResult(_Finite):
         """Training time of the run: its slowest rank's."""
         return max((rank.train_s for rank in self.ranks), default=None)
 
+    @property
+    def without_core(self) -> float:
+        """The share of its wall time in which a rank had work but no core, 0 … 1; of the rank with most."""
+        ranks = [rank for rank in self.ranks if rank.train_s > 0]
+        return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
+
     @cached_property
     def work_cpu_s(self) -> float | None:
         """The largest CPU time of a rank, without communication and waiting; None on GPUs."""

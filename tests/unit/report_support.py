@@ -152,6 +152,11 @@ def with_ranks(run: RunResult, *of_each: dict[str, Any], **of_all: Any) -> RunRe
     return run.model_copy(update={"ranks": [rank.model_copy(update=of_all | own) for rank, own in changed]})
 
 
+def beside_load(run: RunResult, share: float) -> RunResult:
+    """The run, of which each rank waited for a core during this share of its time."""
+    return with_ranks(run, seconds={**run.ranks[0].seconds, "cpu_contention": share * (run.train_s or 0)})
+
+
 def with_epochs(
     run: RunResult, change: Callable[[EpochPoint], dict[str, Any]] = lambda _: {}, **of_all: Any
 ) -> RunResult:

@@ -11,10 +11,8 @@ from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.report.quantities.times import wall_by_cluster
-from orchestrator.results.limits import may_have_cores
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
-BUSY = 0.1  # share of its time that a rank had no core: the box itself takes less, also with containers
 LEAST_CALIBRATING = 0.5  # of the runs with as many cores as ranks; fewer are exceptions beside other load
 
 
@@ -70,17 +68,6 @@ def error_of_difference(view: WorkloadView) -> float:
         return MAX_ERROR
     # Real nodes show the error on few nodes. On more it may be larger.
     return max(error.of_configuration, MAX_ERROR if any(row.is_virtual for row in rows) else 0.0)
-
-
-def shows_load(row: Row) -> bool:
-    """Whether other load shows in a run: each rank, one or several, could have a core to itself."""
-    result = row.wall_result
-    return not row.run.on_gpu and may_have_cores(row.run, result.runtime_info, result.cores)
-
-
-def lost_cores(row: Row) -> bool:
-    """Whether other processes took the cores of a run that could have had them to itself."""
-    return shows_load(row) and row.without_core > BUSY
 
 
 def calibrates(row: Row) -> bool:

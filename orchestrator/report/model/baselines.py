@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import get_args
@@ -14,6 +14,7 @@ from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
 from orchestrator.report.model.locations import location_names
 from orchestrator.report.model.rows import SERIAL, Clock, Row
+from orchestrator.results.limits import is_disturbed, shows_load
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 
@@ -37,8 +38,15 @@ def rows_of(
             say nothing about it.
     """
     replayed = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
+    disturbed = _are_disturbed(result for _, result in results)
     plain = [
-        replace(row, replayed=replayed.get(row.key), real=real.get(row.key), elsewhere=elsewhere)
+        replace(
+            row,
+            replayed=replayed.get(row.key),
+            real=real.get(row.key),
+            elsewhere=elsewhere,
+            disturbed=disturbed,
+        )
         for row in _plain(results)
     ]
     rows = _with_serial(plain)
@@ -63,6 +71,18 @@ def _compared_in_cluster_time(rows: Sequence[Row]) -> set[Workload]:
 def waits_for_cores(group: Group) -> bool:
     """Whether other load took the cores of a configuration, so that its wall times are not its own."""
     return median(row.without_core for row in group.ok_rows) > MAX_CONTENTION
+
+
+def _are_disturbed(results: Iterable[RunResult]) -> bool:
+    """Whether other load disturbed most runs with one number of ranks: then no times of the sweep compare.
+
+    Runs of one rank show it best. Ranks that wait for each other wait less for cores, but are as disturbed.
+    """
+    found: dict[int, list[bool]] = {}
+    for result in results:
+        if result.status == "ok" and shows_load(result):
+            found.setdefault(result.run.world_size, []).append(is_disturbed(result))
+    return any(2 * sum(runs) > len(runs) for runs in found.values())
 
 
 def _plain(results: Sequence[tuple[str, RunResult]]) -> list[Row]:

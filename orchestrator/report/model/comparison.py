@@ -64,6 +64,11 @@ class WorkloadView:
         return self.groups[0].first.clock if self.groups else "wall"
 
     @property
+    def disturbed(self) -> bool:
+        """Whether its times are not compared, because the machine was busy."""
+        return any(group.first.disturbed for group in self.groups)
+
+    @property
     def times_at(self) -> str:
         """`At 4 nodes`, `In cluster time, at 4 nodes`: the start of a sentence about times."""
         at = f"t {self.shape.label}"
@@ -299,6 +304,9 @@ def _with_predictions(
     started = {key: result.started_at for key, result in results if result.status == "ok"}
     if predictions.outdated(started):
         return replace(comparison, predictions_unusable="they were made from other runs")
+    if any(row.disturbed for row in comparison.rows):
+        busy = "the machine was busy during their runs, which must be repeated first"
+        return replace(comparison, predictions_unusable=busy)
     return replace(comparison, predictions=predictions)
 
 

@@ -36,6 +36,7 @@ NOT_OK = "the run is not ok"
 UNEQUAL_NODES = "the nodes differed in speed"
 FAULTS = "faults were injected"
 NO_TRAINING = "the strategy trains nothing"
+DISTURBED = "the machine was busy, so times are not compared"
 NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are compared"
 
 
@@ -50,7 +51,8 @@ class Row:
 
     clock: the clock of all times in this row; the runs of a workload are compared on one. replayed: its
     cluster time; None if it has none. elsewhere: whether it is compared on another cluster, on which it has
-    no wall time. real: what a run of virtual nodes took on real ones; None: unknown. serial: the serial
+    no wall time. disturbed: whether other load has disturbed the sweep so much that it is compared on no
+    clock. real: what a run of virtual nodes took on real ones; None: unknown. serial: the serial
     runs that it is compared with, on the same clock: that with its seed, or else all. untimed_on: the
     clocks on which times do not compare with theirs, for it or for another seed of its configuration: a
     mean over the others would not be that of the configuration.
@@ -65,6 +67,7 @@ class Row:
     clock: Clock = "wall"
     replayed: ClusterTime | None = None
     elsewhere: bool = False
+    disturbed: bool = False
     real: RealTime | None = None
     serial: tuple[Row, ...] = ()
     untimed_on: frozenset[Clock] = frozenset()
@@ -96,7 +99,9 @@ class Row:
 
     @property
     def timed(self) -> bool:
-        """Whether the run has a time on this clock."""
+        """Whether the run has a time on this clock that may be compared."""
+        if self.disturbed:
+            return False
         wall = not self.elsewhere and not self.is_virtual
         return wall if self.clock == "wall" else self.replayed is not None
 
@@ -351,7 +356,7 @@ class Row:
         if self.run.faults:
             return FAULTS
         if not self.timed:
-            return NO_CLUSTER_TIME
+            return DISTURBED if self.disturbed else NO_CLUSTER_TIME
         if not self.serial:
             return NO_SERIAL
         return None if self.serial_s else OTHER_EPOCHS
@@ -389,9 +394,8 @@ class Row:
 
     @property
     def without_core(self) -> float:
-        """The share of its wall time in which a rank had work but no core, 0 … 1; of the rank with most."""
-        ranks = [rank for rank in self.wall_result.ranks if rank.train_s > 0]
-        return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
+        """That of its wall time; see `RunResult.without_core`."""
+        return self.wall_result.without_core
 
     @property
     def speedup_limit(self) -> float:

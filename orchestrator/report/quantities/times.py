@@ -113,4 +113,6 @@ class Times:
     startup_s = Quantity(formats.seconds, lambda row: row.result.startup_s, "Start-up")
     teardown_s = Quantity(formats.seconds, lambda row: row.result.teardown_s, "Teardown")
     run_wall_s = Quantity(formats.seconds, lambda row: row.result.wall_s, of_failed=True)
-    elapsed_s = Quantity(formats.seconds, lambda row: row.result.elapsed_s, ratio=True, timed=True)
+    elapsed_s = Quantity(
+        formats.seconds, lambda row: None if row.disturbed else row.result.elapsed_s, ratio=True, timed=True
+    )

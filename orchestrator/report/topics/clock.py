@@ -12,38 +12,33 @@ from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
-from orchestrator.report.metrics.clock import (
-    BUSY,
-    MAX_ERROR,
-    ClockError,
-    clock_error,
-    error_of_difference,
-    lost_cores,
-    shows_load,
-)
+from orchestrator.report.metrics.clock import MAX_ERROR, ClockError, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
 from orchestrator.report.topics.topic import Findings, Topic
-from orchestrator.results.limits import counted
+from orchestrator.results.limits import counted, shows_load
 from trainer.time_model.described import UNKNOWN
 
 MOST_DISTURBED = 0.25  # of the runs that show it
+BUSY = 0.1  # share of its time that a rank had no core: the box itself takes less, also with containers
 MAX_NAMED = 3  # configurations
 
 
 def disturbed(comparison: Comparison) -> Findings:
     """That other processes used the machine during the sweep: a report opens with it."""
-    rows = [row for row in comparison.rows if row.ok and shows_load(row)]
-    lost = tuple(row for row in rows if lost_cores(row))
-    if len(lost) > MOST_DISTURBED * len(rows):
+    rows = [row for row in comparison.rows if row.ok and shows_load(row.wall_result)]
+    lost = tuple(row for row in rows if row.without_core > BUSY)
+    untimed = any(row.disturbed for row in rows)
+    if untimed or len(lost) > MOST_DISTURBED * len(rows):
         yield Finding(
             "disturbed",
             f"The machine was busy: in {len(lost)} of the {count(len(rows), 'run')} whose ranks could have "
-            f"had a core each, a rank waited for its core during over {BUSY:.0%} of its time. Stop other "
-            "processes, and run the sweep again with another --out.",
+            f"had a core each, a rank waited for its core during over {BUSY:.0%} of its time. "
+            f"{'Times are not compared. ' if untimed else ''}"
+            "Stop other processes, and run the sweep again with another --out.",
             lost,
             {"disturbed": len(lost), "of": len(rows)},
         )
@@ -51,7 +46,7 @@ def disturbed(comparison: Comparison) -> Findings:
 
 def cluster_time(view: WorkloadView) -> Findings:
     """The error of the cluster times of this workload, from its runs whose ranks had a core each."""
-    if view.clock != "cluster":
+    if view.clock != "cluster" or view.disturbed:
         return
     rows = [row for group in view.groups for row in group.ok_rows]
     error = clock_error(rows)
@@ -237,7 +232,7 @@ def no_cluster_time(comparison: Comparison) -> Findings:
     """The runs whose times cannot be compared with those of their workload, by reason."""
     lacking: dict[str, list[Row]] = {}
     for row in comparison.rows:
-        if row.ok and not row.timed:
+        if row.ok and not row.timed and not row.disturbed:
             time = comparison.clusters.get(row.key)
             reason = time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
             lacking.setdefault(reason, []).append(row)

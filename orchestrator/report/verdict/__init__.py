@@ -11,7 +11,7 @@ from orchestrator.report.model.labels import Workload
 from orchestrator.report.verdict.base import Evidence, Option, Verdict
 from orchestrator.report.verdict.evidence import evidence
 from orchestrator.report.verdict.lab import of_lab, of_textbook_optimizers
-from orchestrator.report.verdict.strategies import among_strategies
+from orchestrator.report.verdict.strategies import UNTIMED, among_strategies
 from orchestrator.report.verdict.target import to_target
 from orchestrator.report.verdict.under_faults import under_faults
 
@@ -33,6 +33,8 @@ def _of_workload(comparison: Comparison, workload: Workload, claims: Claims) -> 
     view = comparison.view(workload)
     if not view.groups:
         return Verdict(workload, "There is nothing to choose from: no run has finished.", "", decided=False)
+    if view.disturbed and (workload.faults or workload.target_accuracy is not None):
+        return Verdict(workload, UNTIMED, "Accuracy alone does not choose here.", decided=False)
     if workload.faults:
         return under_faults(view, comparison, claims)
     if workload.target_accuracy is not None:

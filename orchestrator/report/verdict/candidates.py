@@ -18,6 +18,7 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import learned, seeds_at_target
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import (
+    DRAWS,
     Chance,
     Draws,
     Tolerance,
@@ -81,13 +82,15 @@ def candidates(view: WorkloadView) -> list[Candidate]:
     """The configurations on any number of nodes, and serial: the one that is most probably right first.
 
     Left out are those of which a run failed or did not learn, those without comparable times, and those
-    with too few seeds. If all have too few, chances are 1 and 0: those of the means as measured.
+    with too few seeds. If the machine was busy, accuracy alone counts. If all have too few seeds, chances
+    are 1 and 0: those of the means as measured.
     """
-    usable = _repeated(view, [group for group in timed(view.line_groups) if not why_not(view, group)])
+    groups = view.line_groups if view.disturbed else timed(view.line_groups)
+    usable = _repeated(view, [group for group in groups if not why_not(view, group)])
     if not usable:
         return []
     draws = _Draws(view, usable)
-    times = draws.means(Q.train_s, same_work)
+    times = np.zeros((DRAWS, len(usable))) if view.disturbed else draws.means(Q.train_s, same_work)
     accuracies = draws.against_rivals(Q.accuracy, partial(_same_accuracy, view.tolerance))
     return _ranked(view, usable, times, accuracies)
 
@@ -146,7 +149,7 @@ def why_not(view: WorkloadView, group: Group) -> str:
     """Why a configuration cannot be chosen; empty if it can."""
     if len(group.ok_rows) < len(group.rows):
         return "not every run finished"
-    if not (group.first.times_compare and Q.train_s.sample(group)):
+    if not view.disturbed and not (group.first.times_compare and Q.train_s.sample(group)):
         return f"no {view.clock} time that compares"
     if any(learned(row) is False for row in group.ok_rows):
         return "not every run learned"

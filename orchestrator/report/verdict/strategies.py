@@ -33,6 +33,7 @@ from orchestrator.report.verdict.candidates import (
 from orchestrator.report.verdict.options import options
 from orchestrator.sweeps.stages import UNFINISHED
 
+UNTIMED = "The machine was busy, so times are not compared."
 LEAST_TIME, LEAST_POINTS = 0.005, 0.0005  # that are written
 
 
@@ -68,7 +69,7 @@ def among_strategies(view: WorkloadView, claims: Claims) -> Verdict:
     text = " ".join(filter(None, [*certainty, left_out]))
     shown = "" if few else f"{probability(first.speed.probability)} sure"
     rows = options(view, found, named, serial, claims, chances=not few)
-    return Verdict(view.workload, wording.ranked(headline), text, sure, rows, shown, view.tolerance.better)
+    return Verdict(view.workload, wording.ranked(headline), text, sure, rows, shown, wording.better)
 
 
 def _nothing(view: WorkloadView, found: Sequence[Candidate]) -> str:
@@ -99,19 +100,28 @@ class Wording:
         return self._view.name_on(group, len(same) > 1, not stated)
 
     @property
+    def better(self) -> str:
+        """How a better configuration differs by more than the tolerance."""
+        tolerance = self._view.tolerance
+        return tolerance.more_accurate if self._view.disturbed else tolerance.better
+
+    @property
     def _links(self) -> str:
         link = self._view.workload.link
         return f" over links of {link}" if link and self._view.one_of_many else ""
 
     def numbered(self, group: Group) -> str:
         """`all_reduce on 4 nodes (0.264 s, 88.3%)`: a speed never appears without its accuracy."""
-        time, accuracy = Q.train_s.mean_of(group), Q.accuracy.mean_of(group)
-        return f"{self.name(group)} ({seconds(time)}, {percent(accuracy)})"
+        accuracy = percent(Q.accuracy.mean_of(group))
+        time = "" if self._view.disturbed else f"{seconds(Q.train_s.mean_of(group))}, "
+        return f"{self.name(group)} ({time}{accuracy})"
 
     def choice(self, chosen: Candidate, serial: Group | None) -> str:
         """What to choose, and what it gains."""
         group = chosen.group
         reached = percent(Q.accuracy.mean_of(group))
+        if self._view.disturbed:
+            return f"{chosen.advice} {self.numbered(group)}{self._links}{self._beside(serial, [group])}."
         if serial is None or group.serial:
             text = f"{seconds(Q.train_s.mean_of(group))}{self._clock}, {reached} accuracy"
             return f"{chosen.advice} {self.name(group)}{self._links}: {text}."
@@ -135,18 +145,21 @@ class Wording:
             what = f"Perhaps {names[0]}"
         else:
             what = f"A toss-up between {listed(names)}"
-        beside = ""
-        if serial is not None and not any(group is serial for group in groups):
-            took, reached = seconds(Q.train_s.mean_of(serial)), percent(Q.accuracy.mean_of(serial))
-            beside = f"; serial took {took} and reached {reached}"
-        return f"{what}{self._links}{beside}."
+        return f"{what}{self._links}{self._beside(serial, groups)}."
+
+    def _beside(self, serial: Group | None, groups: Sequence[Group]) -> str:
+        """What serial reached, and in which time, if it is none of these groups."""
+        if serial is None or any(group is serial for group in groups):
+            return ""
+        took = "" if self._view.disturbed else f"took {seconds(Q.train_s.mean_of(serial))} and "
+        return f"; serial {took}reached {percent(Q.accuracy.mean_of(serial))}"
 
     def chance(self, chosen: Candidate) -> str:
         """How sure the choice is, and the most that it may cost."""
-        speed, tolerance = chosen.speed, self._view.tolerance
+        speed = chosen.speed
         text = (
             f"With a probability of {probability(speed.probability)} ({count(chosen.seeds, 'seed')}), "
-            f"nothing here is {tolerance.better}."
+            f"nothing here is {self.better}."
         )
         worst = (
             [f"takes {speed.longer:.0%} more time than the best here"] if speed.longer >= LEAST_TIME else []
@@ -211,7 +224,8 @@ class Wording:
         faster = [
             each.group
             for each in found
-            if each.accuracy < 1 - PROBABLE
+            if not self._view.disturbed
+            and each.accuracy < 1 - PROBABLE
             and Q.train_s.mean_of(each.group) < Q.train_s.mean_of(chosen.group)
         ]
         if faster:
@@ -241,7 +255,12 @@ class Wording:
         return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
     def ranked(self, headline: str) -> str:
-        """The headline with the partitioner that all of these have, if others are not ranked."""
-        if not self._view.of_ranked:
-            return headline
-        return f"With {self._view.partitioners[0]}, {headline[0].lower()}{headline[1:]}"
+        """The headline with the partitioner that all of these have, if others are not ranked.
+
+        It says so if times are not compared.
+        """
+        if self._view.of_ranked:
+            headline = f"With {self._view.partitioners[0]}, {headline[0].lower()}{headline[1:]}"
+        if self._view.disturbed:
+            headline = f"{UNTIMED} By accuracy alone, {headline[0].lower()}{headline[1:]}"
+        return headline

@@ -13,7 +13,7 @@ from orchestrator.execution import progress as display
 from orchestrator.execution.position import TimeLeft
 from orchestrator.execution.progress import LiveProgress, PlainProgress, progress_on, result_line
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
-from tests.unit.conftest import FakeTime, event, run_result
+from tests.unit.conftest import FakeTime, event, rank_fields, run_result
 from trainer.core.events import Event
 from trainer.core.registry import IMPORTED
 from trainer.spec.run_spec import RunSpec
@@ -125,6 +125,15 @@ def test_plain_lines_of_a_sweep_are_as_written_and_count_no_warm_up_or_skipped_r
     assert [lines[1], lines[3]] == [f"[1/3] {RUN.key}: started"] * 2
     assert lines[5] == f"[2/3] {RUN.key}: started, about 2 min left"
     assert lines[6].endswith(cause)
+
+
+def test_the_first_run_beside_too_much_load_is_named_at_once(clock: FakeTime) -> None:
+    screen = Screen()
+    alone, beside = ({"train_s": 2.0, "seconds": {"cpu_contention": waited}} for waited in (1.0, 1.5))
+    for number, fields in enumerate((alone, beside, beside), start=1):
+        screen.end(number, ranks=[{"rank": 0, **rank_fields(), **fields}])
+    said = [line.startswith("The machine is busy") for line in screen.lines()]
+    assert said == [False, False, True, False]
 
 
 def test_plain_lines_show_each_node_every_ten_seconds(clock: FakeTime) -> None:

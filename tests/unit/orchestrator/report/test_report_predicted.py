@@ -22,7 +22,15 @@ from orchestrator.results.predictions import (
 )
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, UnusableFile, write_atomic
-from tests.unit.report_support import a_comparison, a_record, a_run, finding_of, only_view, points
+from tests.unit.report_support import (
+    a_comparison,
+    a_record,
+    a_run,
+    beside_load,
+    finding_of,
+    only_view,
+    points,
+)
 
 ASKED = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
 SERIAL = a_run("serial", train_s=16.0, cores=64)
@@ -108,6 +116,9 @@ def test_predictions_of_other_runs_are_not_shown_and_damaged_ones_are_refused(tm
         assert found.predictions == (predictions if shown else None)
         assert found.predictions_unusable == ("" if shown else "they were made from other runs")
     assert finding_of(found, "predictions_unusable").caution
+    write_predictions(paths, with_predictions(made_from))
+    write_atomic(paths.run(SERIAL.key).result, beside_load(SERIAL, 0.9).model_dump_json())
+    assert read_comparison(paths).predictions is None
     for content in (b"{", b"[]", b'{"version": 2}', b"\xff"):
         paths.predictions.write_bytes(content)
         with pytest.raises(UnusableFile):

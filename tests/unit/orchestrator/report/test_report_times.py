@@ -18,11 +18,12 @@ from orchestrator.report.metrics.clock import MAX_ERROR, error_of_difference
 from orchestrator.report.metrics.curves import curve, reached_sooner
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.model.rows import OTHER_EPOCHS
+from orchestrator.report.model.rows import DISTURBED, OTHER_EPOCHS
 from orchestrator.report.quantities.learning import learned as has_learned
 from orchestrator.report.quantities.learning import updates
 from orchestrator.report.render.csv_tables import epochs_csv
 from orchestrator.report.topics import find
+from orchestrator.results.limits import MAX_SLOWDOWN, is_disturbed
 from orchestrator.results.records import EpochPoint, RunResult
 from tests.unit.report_support import (
     FAILED,
@@ -30,6 +31,7 @@ from tests.unit.report_support import (
     a_record,
     a_run,
     around,
+    beside_load,
     csv_lines,
     finding_of,
     findings_of,
@@ -319,6 +321,40 @@ def test_a_difference_within_the_error_of_cluster_time_is_not_claimed(
 
 def contended(run: RunResult) -> RunResult:
     return with_ranks(run, *({"seconds": {**rank.seconds, "cpu_contention": 1.0}} for rank in run.ranks))
+
+
+LIMIT = 1 - 1 / MAX_SLOWDOWN  # of the share of its time in which a rank waited for its core
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize(
+    ("share", "loaded", "compared"),
+    [(LIMIT + 0.01, 3, False), (LIMIT + 0.01, 2, True), (LIMIT - 0.01, 5, True)],
+)
+def test_times_of_a_sweep_beside_too_much_load_are_compared_on_no_clock(
+    share: float, loaded: int, compared: bool, replayed: bool
+) -> None:
+    """Some of five serial runs waited for their cores, and other runs waited less."""
+    serial = [beside_load(run, share) for run in SERIAL[:loaded]] + SERIAL[loaded:]
+    two = [beside_load(run, 0.05) for run in ON_TWO]
+    clusters = [*times(serial, 8.0), *times(two, 4.0)] if replayed else []
+    comparison = a_comparison(*serial, *two, clusters=clusters)
+    for row in comparison.rows:
+        assert (row.train_s is not None) is row.times_compare is compared
+        assert (row.wall.train_s is not None, row.speedup is not None) == (compared, compared)
+        assert row.no_speedup == (None if compared else DISTURBED)
+    kinds = {finding.kind for finding in find(comparison)}
+    assert kinds.isdisjoint({"fastest", "front", "cluster_time_uncalibrated", "no_cluster_time"}) is not (
+        compared
+    )
+    assert compared or "disturbed" in kinds
+
+
+def test_neither_threads_nor_an_injected_fault_are_other_load() -> None:
+    slow = {"slow": {"node": 0, "factor": 8}, "at": {"epoch": 1}}
+    fields: list[dict[str, Any]] = [{}, {"faults": [slow]}, {"transport": "memory"}]
+    runs = [beside_load(a_run("all_reduce", nodes=2, **each), 0.9) for each in fields]
+    assert [is_disturbed(run) for run in runs] == [True, False, False]
 
 
 @pytest.mark.parametrize(("waiting", "clock"), [(3, "cluster"), (2, "wall")])

@@ -4,6 +4,7 @@ limits it and is not said, and units of tolerances."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
+from orchestrator.report.verdict.strategies import UNTIMED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.stages import Stages
 from orchestrator.sweeps.tolerance import Tolerances
+from tests.unit.orchestrator.report.test_report_topics import KILL
 from tests.unit.report_support import (
     FAILED,
     ONE_SHOT_ALONE,
     a_comparison,
     a_run,
     around,
+    beside_load,
     in_cluster_time,
     on_360_images,
     repeated,
@@ -134,6 +138,30 @@ def test_what_is_chosen(results: str, begins: str, says: str) -> None:
     assert says in text
     assert verdict.decided is not begins.startswith(("A toss-up", "Perhaps"))
     assert ("To be surer" in text) is begins.startswith("Probably")
+
+
+@pytest.mark.parametrize(
+    ("results", "begins", "decided"),
+    [
+        ("serial 8 0.9, all_reduce 9 0.95, one_shot 1 0.8", "probably choose all_reduce", True),
+        ("serial 8 0.9, all_reduce 1 0.895", "probably stay with serial", True),
+        ("serial 8 0.9, all_reduce 4 0.9 spread=0.05, ddp 1 0.89 spread=0.05", "", False),
+        ("serial 8 0.9 seeds=2, all_reduce 9 0.95 seeds=2", "too few seeds", False),
+    ],
+)
+def test_beside_too_much_load_accuracy_alone_chooses(results: str, begins: str, decided: bool) -> None:
+    verdict = the_verdict(*(beside_load(run, 0.9) for run in measured(results)))
+    assert verdict.headline.startswith(f"{UNTIMED} By accuracy alone, {begins}")
+    assert verdict.decided is decided
+    assert {(each.time, each.speedup) for each in verdict.options} == {(ABSENT, ABSENT)}
+    assert not re.search(r"\d s\b|fast|slow", plain(verdict) + verdict.better)
+
+
+@pytest.mark.parametrize("fields", [{"target_accuracy": 0.9}, {"faults": KILL}])
+def test_beside_too_much_load_nothing_is_chosen_for_its_time_alone(fields: dict[str, Any]) -> None:
+    loaded = [beside_load(run, 0.9) for run in ALONE]
+    *_, verdict = verdicts_of(a_comparison(*loaded, *runs("all_reduce", 4.0, 0.9, nodes=3, **fields)))
+    assert (verdict.headline, verdict.decided) == (UNTIMED, False)
 
 
 def test_neither_what_failed_nor_what_did_not_learn_is_chosen() -> None:
