@@ -104,6 +104,12 @@ class Times:
     data_s = _phase("data")
     compute_s = _phase("compute")
     communicate_s = _phase("communicate", "Communication")
+    hidden_s = Quantity(
+        formats.seconds,
+        lambda row: row.replayed.mean("overlapped") if row.replayed else None,
+        "Hidden communication",
+        only=lambda row: bool(row.replayed and row.replayed.mean("overlapped")),
+    )
     wait_s = _phase("wait", "Waiting")
     cpu_contention_s = _phase("cpu_contention")
     other_s = _phase("other")

@@ -9,9 +9,9 @@ ORDER = {
             strategy nodes seeds lr_last_epoch epochs_trained time_to_target_s cluster_s wall_s
             wall_by_cluster speedup speedup_interval efficiency cpu_time_speedup cpu_s_per_sample_of_serial
             accuracy accuracy_interval bits_per_token dropped_choices accuracy_difference
-            local_accuracy_mean consensus_distance exchange_share communicate_s wait_s exchange_s_per_step
-            bytes_sent_per_rank bytes_sent_per_rank_per_step link_latency_s link_bytes_per_s samples_per_s
-            staleness_mean
+            local_accuracy_mean consensus_distance exchange_share communicate_s hidden_s wait_s
+            exchange_s_per_step bytes_sent_per_rank bytes_sent_per_rank_per_step link_latency_s
+            link_bytes_per_s samples_per_s staleness_mean
         """,
         "certificates": """
             strategy nodes samples coverage overlap coverage_whole_run overlap_whole_run

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -362,3 +364,54 @@ def test_traces_that_do_not_fit_name_the_record() -> None:
     ):
         with pytest.raises(ReplayError, match=message):
             simulate(traces(ranks), cluster_of(size))
+
+
+# Table 4 of Douillard et al. 2025, "Streaming DiLoCo": Gbit/s that a share of time in work needs, of a
+# model of 24 layers and 13.4 Gbit, steps of 0.1 s and 100 inner steps, on the paper's grid of bandwidths.
+GRID = np.logspace(-1, 3, 50)
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+LAYERS, STEP_S, INNER, GBIT = 24, 0.1, 100, 13.4
+TABLE_4 = {
+    "all_reduce": (86.8, 152.6, 184.2, 222.3, 569.0),
+    "diloco": (1.4, 6.2, 13.3, 23.3, 86.8),
+    "streaming": (1.4, 5.2, 9.1, 16.0, 28.1),
+    "overlapped": (1.4, 4.3, 6.2, 9.1, 11.0),
+    "four bits": (0.4, 0.9, 1.7, 2.0, 3.0),
+}
+
+
+def share_of_work(strategy: str, gbit_per_s: float) -> float:
+    """Of two ranks: a layer is sent when its backward pass has ended."""
+    whole = int(GBIT * 1e9 / 8 / LAYERS) // (4 if strategy == "four bits" else 1)
+
+    def rounds(rank: TraceBuilder) -> float:
+        if strategy in ("all_reduce", "diloco"):
+            steps = 1 if strategy == "all_reduce" else INNER
+            synchronise(rank, steps, range(LAYERS), 0)
+            return steps
+        for fragment in range(8):
+            synchronise(rank, INNER / 8, range(fragment, LAYERS, 8), 0 if strategy == "streaming" else 1)
+        return INNER
+
+    def synchronise(rank: TraceBuilder, steps: float, layers: range, overlap: int) -> None:
+        """Some inner steps, and one whose weights are sent; they arrive `overlap` steps later."""
+        rank.work(STEP_S * (steps - 1 - overlap) + STEP_S / 3)
+        for layer in reversed(range(LAYERS)):
+            rank.work(STEP_S * 2 / 3 / LAYERS)
+            if layer in layers:
+                rank.add(START, whole)
+        rank.work(STEP_S * overlap).add(WAIT_STARTED)
+
+    ranks = builders(2, "mpi")
+    steps = max(map(rounds, ranks))
+    link = Link(latency_s=0.0, bytes_per_s=gbit_per_s * 1e9 / 8)
+    return steps * STEP_S / replayed(ranks, link).cluster_s
+
+
+@pytest.mark.parametrize("strategy", TABLE_4)
+def test_the_bandwidths_that_overlap_needs_are_those_of_the_paper(strategy: str) -> None:
+    """Within rounding; the least one of the row in four bits is one step of the grid lower."""
+    found = [bisect_left(GRID, share, key=lambda at: share_of_work(strategy, at)) for share in SHARES]
+    expected = [int(np.abs(np.log(GRID / gbit)).argmin()) for gbit in TABLE_4[strategy]]
+    assert found[1:] == expected[1:]
+    assert expected[0] - found[0] == (strategy == "four bits")
