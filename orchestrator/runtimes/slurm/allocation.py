@@ -42,6 +42,7 @@ class Allocation(LedCluster):
         self.loss: Loss | None = None
         self._directory = plan.paths.allocation.resolve()
         cancel_jobs_of(self._directory)
+        self._directory.mkdir(exist_ok=True)
         super().__init__(file_channel(self._directory), shared=True)
         self.job = submit(plan, self._directory, self._directory)
         self._closed = threading.Event()  # ends the heartbeats
