@@ -41,7 +41,7 @@
     at("done").value = now.done;
     say("now", now.now);
     say("written", now.written);
-    if (now.log_of) showLog(now);
+    if (now.log.length) showLog(now);  // until a run has lines, those of the one before stay
     else if (now.state !== "running") at("console").hidden = true;
     showReport(now.report);
     at("alone").hidden = !now.report || now.last;

@@ -20,7 +20,7 @@ from tests.unit.watch_support import SweepInProgress, serial
 expect.set_options(timeout=TIMEOUT_MS)
 
 BASE = {
-    "dataset": {"name": "synthetic", "samples": 2400, "test_samples": 64},
+    "dataset": {"name": "synthetic", "samples": 6000, "test_samples": 64},
     "model": {"name": "mlp", "hidden": [16]},
     "epochs": 6,
 }
