@@ -53,7 +53,7 @@ class PlainProgress:
     def __init__(self, console: Console, total: int, staged: bool = False) -> None:
         self._console, self._time_left = console, TimeLeft(total, staged=staged)
         self._printed_at, self._per_node = 0.0, 1
-        self._disturbed = False  # whether it has said that the machine is busy
+        self._disturbed = False  # whether the line about a busy machine is printed
 
     def __enter__(self) -> PlainProgress:
         return self

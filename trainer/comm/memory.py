@@ -89,8 +89,8 @@ class ThreadGroup:
         """Let a rank leave a collective, once all have come. Raises CommunicationError."""
         with self.changed:
             found = self.collectives[number]
-            came = self.changed.wait_for(lambda: not found.missing or self.failed, self.timeout_s)
-            if found.missing or not came:
+            self.changed.wait_for(lambda: not found.missing or self.failed, self.timeout_s)
+            if found.missing:
                 self.failed = True
                 self.changed.notify_all()
                 raise CommunicationError(PEER_FAILED)

@@ -36,7 +36,7 @@ PROGRESS_S = 0.0002  # between calls that move what goes on beside the computati
 class Progress:
     """Moves what ranks exchange beside the computation: Open MPI moves bytes only while it is called.
 
-    A thread tests the operations that nobody waits for. It ends when there are none.
+    A thread tests the operations for which the rank does not wait. It ends when there are none.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class Kind(IntEnum):
     RECEIVE = 22  # peer: the sender
     # What runs beside the computation. It starts, in order, when all ranks have started it; bytes as above.
     START_ALL_REDUCE = 30
-    WAIT_STARTED = 31  # until all that was started is complete
+    WAIT_STARTED = 31  # until all that was started is complete; in traces of version 1 only
     START_ALL_GATHER = 32
     START_REDUCE_SCATTER = 33
     START_BROADCAST = 34  # peer: the root

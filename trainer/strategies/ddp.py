@@ -65,7 +65,7 @@ class Ddp(Strategy):
             process_group=Alone(),  # the hook below averages
             broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
             find_unused_parameters=bool(session.spec.model.unused),
-            # PowerSGD's exchanges follow each other, so they would not overlap with one bucket more.
+            # PowerSGD's hook blocks, so the exchanges of several buckets would not overlap.
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
         seed = session.task.rngs.torch_seed("compression")

@@ -280,21 +280,21 @@ class VirtualCommunicator(Communicator):
         if not 0 <= rank < self.size:
             raise CommunicationError(f"there is no rank {rank}; the group has {self.size}")
 
-    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+    def _post(self, buffer: Tensor, source: int) -> Posted:
+        """A receive, behind those that were posted before. Once a pause has ended, its message is there."""
         self._check_peer(source)
-        posted = Posted(
-            self._posted[source], buffer, lambda: self._shared.read(Kind.SEND, source, self.rank), lambda: 0
-        )
+        messages = self._posted[source]
+        return Posted(messages, buffer, lambda: self._shared.read(Kind.SEND, source, self.rank), lambda: 0)
+
+    def _irecv(self, buffer: Tensor, source: int) -> Operation:
+        posted = self._post(buffer, source)
         if not self.clock.counting:
             return Paused(lambda: self._pause(Untimed.RECEIVE, 0, source), posted.finish)
         pause, done = self._note_start(Kind.START_RECEIVE, buffer.nbytes, source)
         return Paused(pause, posted.finish, done)
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        self._check_peer(source)
-        posted = Posted(
-            self._posted[source], buffer, lambda: self._shared.read(Kind.SEND, source, self.rank), lambda: 0
-        )
+        posted = self._post(buffer, source)
         self._exchange(Kind.RECEIVE, Untimed.RECEIVE, buffer.nbytes, source)
         posted.finish()
 

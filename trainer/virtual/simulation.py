@@ -57,7 +57,7 @@ class VirtualSimulation(Simulation):
             int(Untimed.COLLECTIVE): self._meet,
             int(Untimed.SEND): self._deliver_untimed,
             int(Untimed.RECEIVE): self._receive_untimed,
-            int(Untimed.DONE): self._say_whether_done,
+            int(Untimed.DONE): self._answer_done,
         }
 
     def run(self) -> Sequence[RankReplay]:
@@ -185,7 +185,7 @@ class VirtualSimulation(Simulation):
         self._block(rank, now)
         return None
 
-    def _say_whether_done(self, rank: int, now: float, record: Entry) -> float:
+    def _answer_done(self, rank: int, now: float, record: Entry) -> float:
         part = self._started[rank].get((record[1], record[3]))
         self.is_done[rank] = part is None or part.ends <= now
         return now

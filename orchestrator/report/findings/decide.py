@@ -1,4 +1,4 @@
-"""Comparisons: what the rules of a report ask, decided together, and what they are told.
+"""Comparisons that the rules of a report ask for, decided together, and the answers to the rules.
 
 What a report asks in any case is *shown* if it is decided: comparisons with one reference, as with serial,
 which of several is the best, and questions of the sweep. All of these together have a probability of at
@@ -281,7 +281,7 @@ def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rule is told of what it asked.
+    """The answer to what a rule asked.
 
     Attributes:
         compared: each pair, with its sides as in the question.
@@ -328,7 +328,7 @@ class Claims:
         compared: each pair, in the order in which it was asked.
         extremes: the lowest and the highest group of each ranking; None if undecided.
         errors: the relative error of a difference of cluster times, by workload.
-        asks: what the rule asked that is told; iteration gives an answer to each.
+        asks: what the rule that receives them asked; iteration gives an answer to each.
     """
 
     compared: Mapping[Key, Compared] = field(default_factory=dict)
@@ -344,7 +344,7 @@ class Claims:
         return [*self.compared.values()]
 
     def answer(self, ask: Ask) -> Answer:
-        """What a rule is told that asked this."""
+        """The answer to a rule that asked this."""
         compared = [self._on_left(key, left) for key, (left, _) in zip(ask.keys, ask.pairs, strict=True)]
         lowest, highest = self.extremes.get(key_of(ask.quantity, *ask.groups), (None, None))
         best_and_worst = (lowest, highest) if ask.quantity.lower_is_better else (highest, lowest)
