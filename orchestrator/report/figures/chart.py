@@ -1,4 +1,7 @@
-"""Chart: one figure as a Vega-Lite specification, and what the page may do with it."""
+"""Chart: one figure as a Vega-Lite specification, and what the page may do with it.
+
+Specifications are plain dicts in the words of Vega-Lite.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.axes import Axis
 from orchestrator.report.figures.theme import config
 
 Spec = dict[str, Any]
+Record = Mapping[str, Any]
 
-WIDTH = 420  # pixels of the plot in half of the page's width
-FULL_WIDTH = 940
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HALF_PAGE = 580  # pixels of a figure with its axes and names
 PAGE = 1180
+CHARACTER = 7  # pixels of a character of a name, in most fonts
 # Names are wider in some readers' fonts than in the one in which a figure is measured.
 PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 VISIBLE = {"filter": f"indexof({HIDDEN}, datum.series) < 0"}
+TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
+TOP_LEGEND = {"title": None, "orient": "top", "symbolType": "square", "offset": 4, "columnPadding": 14}
 
 
 @dataclass(frozen=True)
@@ -51,23 +57,36 @@ class Chart:
 
     @classmethod
     def of(
-        cls, drawn: alt.TopLevelMixin, wide: bool = False, log_axis: Literal["x", "y"] | None = None
+        cls,
+        view: Spec,
+        title: str,
+        subtitle: str | Sequence[str] = (),
+        *,
+        wide: bool = False,
+        log_axis: Literal["x", "y"] | None = None,
+        axis: Axis | None = None,
     ) -> Chart:
-        """The figure that Altair describes, of charts of `data_of` or `chart_of`.
+        """The figure of a view, whose records become named datasets.
 
         The reader can hide series: records with a field `series` obey the parameter `hidden`.
+
+        Args:
+            log_axis: the axis that the reader may switch, if `axis` can be both.
         """
-        spec = {**drawn.to_dict(validate=False), "background": None, "config": config()}
         names: dict[str, str] = {}
-        _add_data(spec, names)
+        spec = {"$schema": SCHEMA, "title": {"text": title, "subtitle": subtitle}, **_named(view, names)}
         datasets = {name: json.loads(records) for records, name in names.items()}
         if any("series" in record for records in datasets.values() for record in records[:1]):
-            spec["params"] = [*spec.get("params", []), {"name": HIDDEN, "value": []}]
-        return cls({**spec, "datasets": datasets}, wide, log_axis)
+            spec["params"] = [{"name": HIDDEN, "value": []}]
+        if log_axis and axis and axis.domains:
+            spec["usermeta"] = {"domains": axis.domains}
+        else:
+            log_axis = None
+        return cls({**spec, "background": None, "config": config(), "datasets": datasets}, wide, log_axis)
 
 
-def _add_data(view: Any, names: dict[str, str]) -> None:
-    """Name the data of a view and of the views in it, and let them obey `hidden`.
+def _named(view: Any, names: dict[str, str]) -> Any:
+    """A view with the names of its records, and of those of the views in it, which obey `hidden`.
 
     The filter belongs to the view that has the data: Vega-Lite does not pass it to views with data of their
     own inside it.
@@ -76,30 +95,56 @@ def _add_data(view: Any, names: dict[str, str]) -> None:
         names: the names of data, by their records as JSON.
     """
     if isinstance(view, list):
-        for each in view:
-            _add_data(each, names)
-    if not isinstance(view, dict):
-        return
-    if "name" in (data := view.get("data") or {}):
-        written = data["name"]
-        view["data"] = {"name": names.setdefault(written, f"data-{len(names)}")}
-        if any("series" in record for record in json.loads(written)[:1]):
-            view["transform"] = [VISIBLE, *view.get("transform", [])]
-    for inner in ("layer", "hconcat", "vconcat", "spec"):
-        _add_data(view.get(inner), names)
+        return [_named(each, names) for each in view]
+    inner = ("layer", "hconcat", "concat", "spec")
+    found = {name: _named(part, names) if name in inner else part for name, part in view.items()}
+    if "data" in view:
+        records = view["data"]["values"]
+        written = json.dumps(records, ensure_ascii=False)
+        found["data"] = {"name": names.setdefault(written, f"data-{len(names)}")}
+        if any("series" in record for record in records[:1]):
+            found["transform"] = [VISIBLE, *view.get("transform", [])]
+    return found
 
 
-def data_of(records: Sequence[Mapping[str, Any]]) -> alt.NamedData:
-    """These records, which the specification holds in the end.
+def data(records: Sequence[Record]) -> Spec:
+    """The property of a view that has these records."""
+    return {"data": {"values": list(records)}}
 
-    Altair copies all records whenever charts are composed, but not a name.
+
+def channel(field: str, **more: Any) -> Spec:
+    """The encoding of a field by its name and the letter of its type: `mean:Q`."""
+    name, _, letter = field.rpartition(":")
+    return {"field": name, "type": TYPES[letter], **more}
+
+
+def layer(
+    mark: str,
+    style: Mapping[str, Any] | None = None,
+    *,
+    where: str = "",
+    records: Sequence[Record] | None = None,
+    tips: Mapping[str, str] | None = None,
+    **channels: Spec | str,
+) -> Spec:
+    """Marks of one kind.
+
+    Args:
+        style: properties of the mark.
+        where: an expression; records for which it is false have no mark.
+        records: its data, if it does not have those of the view around it.
+        tips: the fields that a mark shows under the pointer, with their titles.
+        channels: what places and looks of marks depend on; a text is short for `channel`.
     """
-    return alt.NamedData(name=json.dumps([dict(record) for record in records], ensure_ascii=False))
-
-
-def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """A chart of these records."""
-    return alt.Chart(data_of(records))
+    encoding: Spec = {
+        name: channel(each) if isinstance(each, str) else each for name, each in channels.items()
+    }
+    if tips:
+        encoding["tooltip"] = [channel(f"{field}:N", title=title) for field, title in tips.items()]
+    found: Spec = {"mark": {"type": mark, **(style or {})}, "encoding": encoding}
+    if where:
+        found["transform"] = [{"filter": where}]
+    return found if records is None else {**found, **data(records)}
 
 
 def in_lines(names: Mapping[str, Sequence[str]]) -> str:
@@ -108,17 +153,8 @@ def in_lines(names: Mapping[str, Sequence[str]]) -> str:
     return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"
 
 
-def layered(*layers: alt.Chart) -> alt.LayerChart:
-    """These charts over each other, the first one at the back."""
-    return alt.LayerChart(layer=list(layers))
-
-
-def panel_header(titles: Mapping[str, Sequence[str]]) -> alt.Header:
-    """Headings of a facet by series: these lines, at the left edge of each panel."""
-    return alt.Header(
-        labelExpr=in_lines(titles),
-        labelAnchor="start",
-        labelLineHeight=14,
-        labelPadding=4,
-        labelFontSize=11,
-    )
+def facet(titles: Mapping[str, Sequence[str]]) -> Spec:
+    """A panel for each series, with a heading of these lines at its left edge."""
+    header = {"labelAnchor": "start", "labelLineHeight": 14, "labelPadding": 4, "labelFontSize": 11}
+    header["labelExpr"] = in_lines(titles)
+    return channel("series:N", sort=[*titles], title=None, header=header)

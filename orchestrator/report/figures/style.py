@@ -8,11 +8,11 @@ further transports, the colour stays and the mark differs. Records of figures ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.chart import Spec, channel
 from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL
@@ -24,11 +24,10 @@ DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (2, 3), (8, 3, 2, 3), (10, 4), (8
 
 @dataclass(frozen=True)
 class Look:
-    """How a group is drawn. token: its colour, a name in theme.TOKENS. dash: lengths of dashes and gaps."""
+    """How a series is drawn. token: its colour, a name in theme.TOKENS."""
 
     token: str
     shape: str
-    dash: tuple[int, ...]
 
     @property
     def colour(self) -> str:
@@ -40,51 +39,48 @@ ColourAndMark = tuple[int, int]  # their positions in s0, s1, … and in MARKS
 
 
 class Style:
-    """The style of each of a report's groups, the same in every figure."""
+    """The style of each of a report's series, the same in every figure."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
         # Most figures show one of several split points: it gets one of the first colours.
         drawn = [group for group in [*one_per_split(groups), *groups] if not group.serial]
+        found = _colours_and_marks(drawn)
+        self._looks: dict[str, Look] = {}
+        for group in sorted(groups, key=lambda group: not group.serial):
+            colour_at, mark_at = (0, 0) if group.serial else found[_variant(group), group.transport]
+            token = "serial" if group.serial else f"s{colour_at}"
+            self._looks.setdefault(group.series, Look(token, MARKS[mark_at]))
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
-        self._drawn = _colours_and_marks(drawn)
-        self._partitioners = [*partitioners]
-        self._order = list(
-            dict.fromkeys(group.series for group in sorted(groups, key=lambda group: not group.serial))
-        )
+        self._dashes = {label: DASHES[at % len(DASHES)] for at, label in enumerate(partitioners)}
 
     def look(self, group: Group) -> Look:
-        label = group.partitioner_label
-        at = self._partitioners.index(label) if label in self._partitioners else 0
-        dash = DASHES[at % len(DASHES)]
-        if group.serial:
-            return Look("serial", MARKS[0], dash)
-        colour_at, mark_at = self._drawn[_variant(group), group.transport]
-        return Look(f"s{colour_at}", MARKS[mark_at], dash)
+        return self._looks[group.series]
 
-    def order(self, groups: Sequence[Group]) -> list[str]:
-        """The series of these groups: serial, then the order of the sweep, as in every figure."""
-        names = {group.series for group in groups}
-        return [name for name in self._order if name in names]
+    def order(self, names: Iterable[str]) -> list[str]:
+        """These series: serial, then the order of the sweep, as in every figure."""
+        shown = {*names}
+        return [name for name in self._looks if name in shown]
 
-    def colours(self, groups: Sequence[Group]) -> alt.Scale:
-        """The colours of the field `series`."""
-        looks = self._looks(groups)
-        return alt.Scale(domain=[*looks], range=[look.colour for look in looks.values()])
+    def looks(self, names: Iterable[str]) -> dict[str, Spec]:
+        """The channels `color` and `shape` of the field `series`."""
+        order = self.order(names)
+        ranges = {
+            "color": [self._looks[name].colour for name in order],
+            "shape": [self._looks[name].shape for name in order],
+        }
+        return {
+            each: channel("series:N", scale={"domain": order, "range": values}, legend=None)
+            for each, values in ranges.items()
+        }
 
-    def shapes(self, groups: Sequence[Group]) -> alt.Scale:
-        """The shapes of the field `series`."""
-        looks = self._looks(groups)
-        return alt.Scale(domain=[*looks], range=[look.shape for look in looks.values()])
-
-    def dash_patterns(self, groups: Sequence[Group]) -> alt.Scale:
-        """The line styles of the field `partitioner`."""
-        looks = {group.partitioner_label: self.look(group) for group in groups}
-        return alt.Scale(domain=[*looks], range=[list(look.dash) for look in looks.values()])
-
-    def _looks(self, groups: Sequence[Group]) -> dict[str, Look]:
-        looks = {group.series: self.look(group) for group in groups}
-        return {name: looks[name] for name in self.order(groups)}
+    def dashes(self, labels: Iterable[str], legend: bool) -> Spec:
+        """The channel `strokeDash` of the field `partitioner`. legend: whether to say which is which."""
+        looks = {label: list(self._dashes.get(label, DASHES[0])) for label in labels}
+        named = sorted(filter(None, looks))
+        key = {"title": None, "orient": "top", "values": named, "symbolStrokeColor": colour("ink")}
+        scale = {"domain": [*looks], "range": [*looks.values()]}
+        return channel("partitioner:N", scale=scale, legend=key if legend and len(named) > 1 else None)
 
 
 def _variant(group: Group) -> Variant:
