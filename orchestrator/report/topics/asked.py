@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
@@ -24,7 +24,7 @@ def questions(comparison: Comparison) -> Findings:
     ]
     for (question, groups), answer in zip(asked, answers, strict=True):
         if not answer.compared:
-            yield Finding(
+            yield said(
                 "asked_unanswered",
                 f"No {question.measure} to compare of {_written(question.compare)} and "
                 f"{_written(question.against)}.",
@@ -36,7 +36,7 @@ def questions(comparison: Comparison) -> Findings:
         one, other = map(comparison.name_on, groups)
         verb = "reached" if question.measure == "accuracy" else "took"
         left, right = map(compared.quantity.write, compared.values)
-        yield Finding(
+        yield said(
             "asked",
             f"{one} {verb} {left}, {other} {right}{compared.aside}.",
             evidence(groups),

@@ -11,7 +11,7 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.formats import listed, percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -40,7 +40,7 @@ def bubble_fractions(view: WorkloadView) -> Findings:
     ]
     groups = [group for _, _, group in shown]
     above = all(measured.mean > formula.mean for formula, measured, _ in shown)
-    yield Finding(
+    yield said(
         "bubble",
         f"Pipeline bubble, the share of {view.clock} time that stages wait, at {view.shape.label}: "
         f"{listed(parts)}.{_reason(groups) if above else ''}",

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from orchestrator.report.figures.axes import LOG_FROM
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import listed, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
@@ -80,7 +80,7 @@ def many_nodes(view: WorkloadView) -> Findings:
     against = "serial" if serial else "the fewest nodes"
     parts = [_at_end(view, line, line.falls_until or line.groups[-1], against) for line in found]
     start = "In cluster time, t" if view.clock == "cluster" else "T"
-    yield Finding(
+    yield said(
         "many_nodes",
         f"{start}he largest number of nodes that is shown to save time over the next smaller one: "
         f"{_by_count(view, [(line, line.falls_until) for line in found])}. The largest that is shown to be "

@@ -12,7 +12,7 @@ from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
@@ -76,7 +76,7 @@ def least_memory(view: WorkloadView) -> Findings:
         parts = [f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}" for each in steps]
         text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
         data["compared"] = compared_data(steps)
-    yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
+    yield said("least_memory", text, evidence([best, *compared, view.serial]), data)
 
 
 def _steps(group: Group) -> Spread | None:

@@ -11,7 +11,7 @@ from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import listed, percent, points, seconds, whole
 from orchestrator.report.model.comparison import WorkloadView
@@ -69,7 +69,7 @@ def partitioner_loss(view: WorkloadView) -> Findings:
             )
         data["compared"] = compared_data(compared)
         groups = [group for each in compared for group in (each.left, each.right)]
-        yield Finding("partitioner_loss", f"{text}.", evidence(groups), data)
+        yield said("partitioner_loss", f"{text}.", evidence(groups), data)
 
 
 def partitioner_effect(view: WorkloadView) -> Findings:
@@ -84,7 +84,7 @@ def partitioner_effect(view: WorkloadView) -> Findings:
             f"{each.left.name} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
             for each in found
         ]
-        yield Finding(
+        yield said(
             "partitioner_effect",
             f"At {view.shape.label}, {_both_held(label, mine, reference, theirs)}. "
             f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.{_times(found)}",

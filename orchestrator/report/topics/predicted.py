@@ -12,7 +12,7 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.lines import points_of, record, tooltip
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.formats import count, first_few, listed, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
@@ -48,7 +48,7 @@ def fastest(comparison: Comparison) -> Findings:
             continue
         where = f" over links of {link}" if (link := comparison.predictions.asked.link) else ""
         texts = [_on(nodes, where, view, lines) for nodes in reversed(_counts(lines))]
-        yield Finding(
+        yield said(
             "predicted",
             " ".join([*texts, *_paying(view, lines), "The accuracy on so many nodes is not predicted."]),
             evidence(group for group, _ in lines),
@@ -98,7 +98,7 @@ def _data(view: WorkloadView, group: Group, found: Sequence[Prediction]) -> Mapp
 def unusable(comparison: Comparison) -> Findings:
     """Why stored predictions are not shown."""
     if comparison.predictions_unusable:
-        yield Finding(
+        yield said(
             "predictions_unusable",
             f"The predictions of this directory are not shown: {comparison.predictions_unusable}. Make "
             "them again with `predict --report`.",

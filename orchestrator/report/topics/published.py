@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding, evidence, said
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.metrics.published import (
@@ -71,7 +71,7 @@ def times(comparison: Comparison) -> Findings:
                 "published_speedup": most.published_speedup,
                 "cpu_time_speedup": most.cpu_time_speedup,
             }
-        yield Finding("published_time", text, evidence(line.measured for line in lines), data)
+        yield said("published_time", text, evidence(line.measured for line in lines), data)
 
 
 def _shared(line: PublishedLine) -> str:
@@ -161,7 +161,7 @@ def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
 
 def _incomplete(found: Ablated) -> Finding:
     measure, lacking = found.ablation.measure, found.lacking
-    return Finding(
+    return said(
         "ablation_incomplete",
         f"At {count(found.nodes, 'node')}, no {measure} to compare of {listed(lacking)}.",
         evidence(found.groups),
@@ -195,7 +195,7 @@ def _finding(found: Ablated, compared: Sequence[Compared]) -> Finding:
         ],
         "compared": compared_data(compared),
     }
-    return Finding("ablation", text, evidence(found.groups), data)
+    return said("ablation", text, evidence(found.groups), data)
 
 
 def ablation_sentence(found: Ablated, whole: Compared) -> str:

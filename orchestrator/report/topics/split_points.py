@@ -14,7 +14,7 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
@@ -73,7 +73,7 @@ def split_point(view: WorkloadView) -> Findings:
         "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
         "compared": compared_data(ranking.compared),
     }
-    yield Finding("split_point", text, evidence(shown), data)
+    yield said("split_point", text, evidence(shown), data)
 
 
 def _details(group: Group) -> str:

@@ -14,7 +14,7 @@ from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, percent, points, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
@@ -51,7 +51,7 @@ def straggler(view: WorkloadView) -> Findings:
             (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
         )
         role = " (the server)" if slow.rank < group.first.run.strategy.servers else ""
-        yield Finding(
+        yield said(
             "straggler",
             f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank}{role} "
             f"during {percent(slow.share_of_time)} of the {view.clock} time{mean}; "
@@ -112,7 +112,7 @@ def slow_nodes(comparison: Comparison) -> Findings:
     for view, answer in zip(slower, answers, strict=True):
         for compared in answer.compared:
             group = compared.left
-            yield Finding(
+            yield said(
                 "slow_node",
                 f"{view.subject(group)} on {group.shape.label} took {seconds(compared.values[0])}, and "
                 f"{seconds(compared.values[1])} with equal nodes: {compared.written}.",
@@ -147,7 +147,7 @@ def no_common_clock(comparison: Comparison) -> Findings:
             f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "
             "clocks of ranks, so these runs have none."
         )
-        yield Finding("no_common_clock", text, tuple(rows))
+        yield said("no_common_clock", text, tuple(rows))
 
 
 def straggler_attribution(view: WorkloadView) -> Chart | None:

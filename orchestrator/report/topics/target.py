@@ -8,7 +8,7 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lines import Scaling, lines_over_nodes
 from orchestrator.report.figures.style import Style
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, first_few, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
@@ -50,7 +50,7 @@ def target_first(view: WorkloadView) -> Findings:
             f"{ranking.between(group, first).written}."
         )
         named.append(group)
-    yield Finding("target_first", text, evidence(named), data)
+    yield said("target_first", text, evidence(named), data)
 
 
 def target_some_seeds(view: WorkloadView) -> Findings:
@@ -62,7 +62,7 @@ def target_some_seeds(view: WorkloadView) -> Findings:
         named = [
             f"{view.name_on(group)} ({' of '.join(map(str, seeds_at_target(group)))})" for group in some
         ]
-        yield Finding(
+        yield said(
             "target_some_seeds",
             f"Only some seeds reached {_target(view)} test accuracy: {first_few(named, MAX_NAMED)}.",
             evidence(some),
@@ -78,7 +78,7 @@ def target_never(view: WorkloadView) -> Findings:
         in_a_row = f" in {patience} consecutive epochs" if patience > 1 else ""
         named = first_few([f"{view.name_on(group)} ({_best_text(group)})" for group in never], MAX_NAMED)
         epochs = count(view.workload.epochs, "epoch")
-        yield Finding(
+        yield said(
             "target_never",
             f"{_target(view)} test accuracy{in_a_row} was not reached within {epochs}: {named}.",
             evidence(never),

@@ -13,7 +13,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT
 from orchestrator.report.figures.theme import SERIES_COLOURS, colour
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import count, seconds
 from orchestrator.report.model.comparison import Comparison
@@ -126,7 +126,7 @@ def compared_curves(comparison: Comparison) -> Findings:
             )
             data["compared"] = compared_data([times])
         kind = "textbook_curve_equal" if equal else "textbook_curve_differs"
-        yield Finding(kind, text, evidence([pair.textbook, pair.library]), data)
+        yield said(kind, text, evidence([pair.textbook, pair.library]), data)
 
 
 def loss_curves(pair: OptimizerPair) -> Chart:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log
-
 from orchestrator.report.findings.decide import Claims, Compared
 from orchestrator.report.formats import percent, ratio
 from orchestrator.report.model.comparison import Comparison, WorkloadView
@@ -52,7 +50,7 @@ def _cost(found: Compared, group: Group, undisturbed: Group) -> str:
     """`1.52 times as long (1.40 to 1.70), at 88.0% accuracy instead of 89.0%`."""
     bounds = ""
     if found.interval:
-        low, high = (Q.elapsed_s.write_bound(log(bound)) for bound in found.interval)
+        low, high = map(Q.elapsed_s.write_bound, found.interval)
         bounds = f" ({low} to {high}{found.certainty})"
     text = f"{ratio(found.values[0] / found.values[1])} times as long{bounds}"
     if not Q.accuracy.sample(group) or not Q.accuracy.sample(undisturbed):

@@ -1,0 +1,123 @@
+"""The sentences of findings: a template over the data of each kind, so that text and data cannot differ.
+
+topics/NAME.j2 has a block for each kind of finding of the topic, in the words that a report shows. A block
+reads the data of the finding and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.runtime import LoopContext
+
+from orchestrator.report import formats
+from orchestrator.report.formats import percent, points_bound, ratio
+from orchestrator.report.quantities import QUANTITIES
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
+
+Data = Mapping[str, Any]
+
+
+def sentence(kind: str, data: Data) -> str:
+    """The text of a finding. Raises UndefinedError if the data lacks what its template reads."""
+    template, render = _blocks()[kind]
+    text = "".join(render(template.new_context(dict(data))))
+    return re.sub(r"[ \n]+", " ", text).strip()
+
+
+@cache
+def environment() -> Environment:
+    """The templates, without escapes: those who write a page escape."""
+    found = Environment(
+        loader=PackageLoader("orchestrator.report", "topics"), undefined=StrictUndefined, autoescape=False
+    )
+    found.filters |= FILTERS
+    found.globals["zip"] = zip
+    return found
+
+
+@cache
+def _blocks() -> dict[str, tuple[Any, Any]]:
+    """The templates by kind, and how to render the block of the kind."""
+    names = environment().list_templates(extensions=["j2"])
+    templates = [environment().get_template(name) for name in names]
+    return {kind: (template, block) for template in templates for kind, block in template.blocks.items()}
+
+
+def written(compared: Data) -> str:
+    """`+0.6 points (+0.2 to +1.0: likely)`: the difference, its interval and how sure it is."""
+    return f"{QUANTITIES[compared['quantity']].write_difference(*compared['values'])}{remark(compared)}"
+
+
+def aside(compared: Data) -> str:
+    """`, +0.6 points (+0.2 to +1.0)`; with too few seeds no difference, since it would be a claim."""
+    return f", {written(compared)}" if compared["interval"] else remark(compared)
+
+
+def remark(compared: Data) -> str:
+    """` (+0.2 to +1.0: likely)`, ` (−0.3 to +1.0: undecided)`: the interval and how sure it is."""
+    if compared["decision"] == "equal":
+        return " (equal in every seed)"
+    if compared["interval"] is None:
+        return f" (fewer than {MIN_SEEDS} seeds)"
+    low, high = map(QUANTITIES[compared["quantity"]].write_bound, compared["interval"])
+    return f" ({low} to {high}{certainty(compared)})"
+
+
+def certainty(compared: Data) -> str:
+    """`: likely`, `: undecided`, or that the difference does not matter; empty if it is shown."""
+    if compared["decision"] in ("more", "less"):
+        return "" if compared["level"] == "shown" else ": likely"
+    return ": equal within the tolerance" if compared["within_tolerance"] else ": undecided"
+
+
+def of_accuracy(accuracy: float | None) -> str:
+    """` (88.3%)`: a speed never appears without its accuracy."""
+    return "" if accuracy is None else f" ({percent(accuracy)})"
+
+
+def reached(accuracy: float | None) -> str:
+    """` and reached 88.3%`."""
+    return "" if accuracy is None else f" and reached {percent(accuracy)}"
+
+
+def share(value: float | None) -> str:
+    return "an unknown share" if value is None else percent(value)
+
+
+def comma(loop: LoopContext, last: str = "and") -> str:
+    """What stands after an item of an enumeration: `a, b and c`."""
+    return "" if loop.last else f" {last} " if loop.revindex == 2 else ", "
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "aside": aside,
+    "bits": formats.bits,
+    "bound": points_bound,
+    "certainty": certainty,
+    "comma": comma,
+    "count": formats.count,
+    "distance": formats.distance,
+    "first_few": formats.first_few,
+    "listed": formats.listed,
+    "mbit": formats.mbit,
+    "memory": formats.memory,
+    "of_accuracy": of_accuracy,
+    "percent": percent,
+    "points": formats.points,
+    "probability": formats.probability,
+    "ratio": ratio,
+    "reached": reached,
+    "remark": remark,
+    "seconds": formats.seconds,
+    "share": share,
+    "short": formats.short,
+    "significant": formats.significant,
+    "size": formats.size,
+    "whole": formats.whole,
+    "written": written,
+}
