@@ -7,7 +7,7 @@ reads the data of the finding and nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.report import formats
 from orchestrator.report.formats import percent, points_bound, ratio
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.spread import span
 
 Data = Mapping[str, Any]
 
@@ -33,7 +34,10 @@ def sentence(kind: str, data: Data) -> str:
 def environment() -> Environment:
     """The templates, without escapes: those who write a page escape."""
     found = Environment(
-        loader=PackageLoader("orchestrator.report", "topics"), undefined=StrictUndefined, autoescape=False
+        loader=PackageLoader("orchestrator.report", "topics"),
+        undefined=StrictUndefined,
+        autoescape=False,
+        extensions=["jinja2.ext.do"],
     )
     found.filters |= FILTERS
     found.globals["zip"] = zip
@@ -85,6 +89,29 @@ def reached(accuracy: float | None) -> str:
     return "" if accuracy is None else f" and reached {percent(accuracy)}"
 
 
+def in_unit(value: float, quantity: str) -> str:
+    return QUANTITIES[quantity].write(value)
+
+
+def span_of_seconds(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return span(low, high, formats.seconds)
+
+
+def used(samples: Data) -> str:
+    """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
+    if samples["coverage"] is None or samples["overlap"] is None:
+        return "did not report their samples"
+    uneven = []
+    if samples["skew_bits"] is not None:
+        uneven.append(f"a label divergence of {samples['skew_bits']:.2f} bits")
+    if samples["sizes"]:
+        uneven.append(f"{' to '.join(map(formats.whole, samples['sizes']))} samples per rank")
+    several = percent(samples["overlap"]) if samples["overlap"] else "none"
+    text = f"used {percent(samples['coverage'])} of the training set in epoch 1, {several} on several nodes"
+    return f"{text}, with {formats.listed(uneven)}" if uneven else text
+
+
 def share(value: float | None) -> str:
     return "an unknown share" if value is None else percent(value)
 
@@ -103,6 +130,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "count": formats.count,
     "distance": formats.distance,
     "first_few": formats.first_few,
+    "in_unit": in_unit,
     "listed": formats.listed,
     "mbit": formats.mbit,
     "memory": formats.memory,
@@ -118,6 +146,8 @@ FILTERS: dict[str, Callable[..., str]] = {
     "short": formats.short,
     "significant": formats.significant,
     "size": formats.size,
+    "span": span_of_seconds,
+    "used": used,
     "whole": formats.whole,
     "written": written,
 }

@@ -14,7 +14,7 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.topics.published import Ablated, ablated, ablation_sentence
+from orchestrator.report.topics.published import Ablated, ablated, ablation
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
@@ -95,7 +95,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     elif (ratios := _ratios(lines)) and not overrides(comparison):
         headline, decided = ratios, False
     elif largest:
-        headline, decided = ablation_sentence(largest, compared[-1]), compared[-1].decided
+        headline, decided = ablation(largest, compared).first_sentence, compared[-1].decided
     else:
         return None
     view = comparison.view(workload)
