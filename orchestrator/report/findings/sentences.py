@@ -1,7 +1,7 @@
 """The sentences of findings: a template over the data of each kind, so that text and data cannot differ.
 
-topics/NAME.j2 has a block for each kind of finding of the topic, in the words that a report shows. A block
-reads the data of the finding and nothing else.
+topics/NAME.j2 has a block for each kind of finding of the topic, and verdict/NAME.j2 those of a verdict, in
+the words that a report shows. A block reads its data and nothing else.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.runtime import LoopContext
 
 from orchestrator.report import formats
@@ -19,6 +20,8 @@ from orchestrator.report.formats import percent, points_bound, ratio
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.spread import span
+
+REPORT = Path(__file__).parent.parent
 
 Data = Mapping[str, Any]
 
@@ -34,7 +37,7 @@ def sentence(kind: str, data: Data) -> str:
 def environment() -> Environment:
     """The templates, without escapes: those who write a page escape."""
     found = Environment(
-        loader=PackageLoader("orchestrator.report", "topics"),
+        loader=FileSystemLoader([REPORT / "topics", REPORT / "verdict"]),
         undefined=StrictUndefined,
         autoescape=False,
         extensions=["jinja2.ext.do"],
@@ -77,6 +80,18 @@ def certainty(compared: Data) -> str:
     if compared["decision"] in ("more", "less"):
         return "" if compared["level"] == "shown" else ": likely"
     return ": equal within the tolerance" if compared["within_tolerance"] else ": undecided"
+
+
+def numbered(group: Data) -> str:
+    """`all_reduce on 4 nodes (0.264 s, 88.3%)`: a speed never appears without its accuracy."""
+    time = "" if group["train_s"] is None else f"{formats.seconds(group['train_s'])}, "
+    return f"{group['name']} ({time}{percent(group['accuracy'])})"
+
+
+def left_out(reasons: Mapping[str, Sequence[str]]) -> str:
+    """The configurations that cannot be chosen, and why."""
+    parts = [f"{formats.first_few([*names], 2)} ({reason})" for reason, names in reasons.items()]
+    return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
 
 def of_accuracy(accuracy: float | None) -> str:
@@ -131,9 +146,11 @@ FILTERS: dict[str, Callable[..., str]] = {
     "distance": formats.distance,
     "first_few": formats.first_few,
     "in_unit": in_unit,
+    "left_out": left_out,
     "listed": formats.listed,
     "mbit": formats.mbit,
     "memory": formats.memory,
+    "numbered": numbered,
     "of_accuracy": of_accuracy,
     "percent": percent,
     "points": formats.points,
