@@ -94,6 +94,23 @@ def left_out(reasons: Mapping[str, Sequence[str]]) -> str:
     return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
 
+def effect(change: Data) -> str:
+    """`averaging (−1.2 points, likely)`: a change, with the difference between without and with it."""
+    compared = change["compared"]
+    quantity, (after, before) = QUANTITIES[compared["quantity"]], compared["values"]
+    without = " without" if quantity.ratio else ""
+    likely = compared["level"] == "likely" and compared["decision"] in ("more", "less")
+    by = quantity.write_difference(after, before)
+    return f"{change['fixes']} ({by}{without}{', likely' if likely else ''})"
+
+
+def cause(change: Data) -> str:
+    """The same, if the difference is claimed and matters; else empty."""
+    compared = change["compared"]
+    matters = compared["decision"] in ("more", "less") and not compared["within_tolerance"]
+    return effect(change) if matters else ""
+
+
 def of_accuracy(accuracy: float | None) -> str:
     """` (88.3%)`: a speed never appears without its accuracy."""
     return "" if accuracy is None else f" ({percent(accuracy)})"
@@ -140,10 +157,12 @@ FILTERS: dict[str, Callable[..., str]] = {
     "aside": aside,
     "bits": formats.bits,
     "bound": points_bound,
+    "cause": cause,
     "certainty": certainty,
     "comma": comma,
     "count": formats.count,
     "distance": formats.distance,
+    "effect": effect,
     "first_few": formats.first_few,
     "in_unit": in_unit,
     "left_out": left_out,
