@@ -54,5 +54,5 @@ def draw(comparison: Comparison, claims: Claims) -> list[Plot]:
             if chart := kind.draw(subject):
                 file = f"{kind.name}-{number}" if len(comparison.workloads) > 1 else kind.name
                 timelines = tuple(kind.timelines(subject))
-                plots.append(Plot(file, kind, kind.left_out(subject), workload, chart, timelines))
+                plots.append(Plot(file, kind, kind.notes(subject), workload, chart, timelines))
     return plots

@@ -84,7 +84,7 @@ class FigureKind:
         partitioners: those that are drawn: all, all unless these are too many for lines, or the first.
         links_matter: whether links change it. Otherwise it is drawn once for workloads that differ in
             their links.
-        note: what it leaves out.
+        note: what else there is to know of one workload's, such as what it leaves out.
         timelines: those whose files are linked beside it.
     """
 
@@ -99,10 +99,10 @@ class FigureKind:
     note: Callable[[Subject], str] = lambda subject: ""
     timelines: Callable[[Subject], Sequence[Timeline]] = lambda subject: ()
 
-    def left_out(self, subject: Subject) -> str:
-        """What it leaves out, as sentences; empty if that is nothing."""
+    def notes(self, subject: Subject) -> str:
+        """What there is to know of this workload's; may be empty."""
         view = subject.view
         shown = {"all": view.candidates, "few": view.ranked_candidates, "first": view.reference_candidates}
-        if len(shown[self.partitioners]) < len(view.candidates):
-            return f"Only with {view.partitioners[0]}."
-        return self.note(subject)
+        fewer = len(shown[self.partitioners]) < len(view.candidates)
+        only = f"Only with {view.partitioners[0]}." if fewer else ""
+        return " ".join(filter(None, [only, self.note(subject)]))
