@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.report.figures.chart import Chart, Spec
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.spec import Spec
 from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.model.comparison import Comparison

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from orchestrator.report.figures.chart import (
-    CHARACTER,
-    HALF_PAGE,
-    TOP_LEGEND,
-    Chart,
-    Spec,
-    channel,
-    in_lines,
-    layer,
-)
+from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, Chart
+from orchestrator.report.figures.spec import TOP_LEGEND, Spec, channel, in_lines, layer
 from orchestrator.report.figures.theme import TOKENS, colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group

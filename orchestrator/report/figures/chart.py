@@ -1,20 +1,15 @@
-"""Chart: one figure as a Vega-Lite specification, and what the page may do with it.
-
-Specifications are plain dicts in the words of Vega-Lite.
-"""
+"""Chart: one figure as a Vega-Lite specification, and what the page may do with it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.report.figures.axes import Axis
+from orchestrator.report.figures.spec import Spec
 from orchestrator.report.figures.theme import config
-
-Spec = dict[str, Any]
-Record = Mapping[str, Any]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HALF_PAGE = 580  # pixels of a figure with its axes and names
@@ -24,8 +19,6 @@ CHARACTER = 7  # pixels of a character of a name, in most fonts
 PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 VISIBLE = {"filter": f"indexof({HIDDEN}, datum.series) < 0"}
-TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal"}
-TOP_LEGEND = {"title": None, "orient": "top", "symbolType": "square", "offset": 4, "columnPadding": 14}
 
 
 @dataclass(frozen=True)
@@ -105,56 +98,3 @@ def _named(view: Any, names: dict[str, str]) -> Any:
         if any("series" in record for record in records[:1]):
             found["transform"] = [VISIBLE, *view.get("transform", [])]
     return found
-
-
-def data(records: Sequence[Record]) -> Spec:
-    """The property of a view that has these records."""
-    return {"data": {"values": list(records)}}
-
-
-def channel(field: str, **more: Any) -> Spec:
-    """The encoding of a field by its name and the letter of its type: `mean:Q`."""
-    name, _, letter = field.rpartition(":")
-    return {"field": name, "type": TYPES[letter], **more}
-
-
-def layer(
-    mark: str,
-    style: Mapping[str, Any] | None = None,
-    *,
-    where: str = "",
-    records: Sequence[Record] | None = None,
-    tips: Mapping[str, str] | None = None,
-    **channels: Spec | str,
-) -> Spec:
-    """Marks of one kind.
-
-    Args:
-        style: properties of the mark.
-        where: an expression; records for which it is false have no mark.
-        records: its data, if it does not have those of the view around it.
-        tips: the fields that a mark shows under the pointer, with their titles.
-        channels: what places and looks of marks depend on; a text is short for `channel`.
-    """
-    encoding: Spec = {
-        name: channel(each) if isinstance(each, str) else each for name, each in channels.items()
-    }
-    if tips:
-        encoding["tooltip"] = [channel(f"{field}:N", title=title) for field, title in tips.items()]
-    found: Spec = {"mark": {"type": mark, **(style or {})}, "encoding": encoding}
-    if where:
-        found["transform"] = [{"filter": where}]
-    return found if records is None else {**found, **data(records)}
-
-
-def in_lines(names: Mapping[str, Sequence[str]]) -> str:
-    """A `labelExpr` that writes each label of an axis or a facet as these lines."""
-    lines = {name: list(of) if len(of) > 1 else of[0] for name, of in names.items()}
-    return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"
-
-
-def facet(titles: Mapping[str, Sequence[str]]) -> Spec:
-    """A panel for each series, with a heading of these lines at its left edge."""
-    header = {"labelAnchor": "start", "labelLineHeight": 14, "labelPadding": 4, "labelFontSize": 11}
-    header["labelExpr"] = in_lines(titles)
-    return channel("series:N", sort=[*titles], title=None, header=header)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import Chart, Spec, layer
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import INTERVAL, Point, Subject
 from orchestrator.report.figures.lines import Lines
+from orchestrator.report.figures.spec import Spec, layer
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models

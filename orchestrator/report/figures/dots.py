@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, axis_of
 from orchestrator.report.figures.bars import extent_of, fold, name_axis, step_of
-from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart, Spec, data, layer
+from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart
 from orchestrator.report.figures.kind import ACCURACY, INTERVAL, Point, Subject
 from orchestrator.report.figures.lines import dots_at
+from orchestrator.report.figures.spec import Spec, data, layer
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group

@@ -14,20 +14,9 @@ from textwrap import wrap
 from typing import Any, Literal
 
 from orchestrator.report.figures.axes import Axis
-from orchestrator.report.figures.chart import (
-    CHARACTER,
-    HALF_PAGE,
-    PADDING,
-    PAGE,
-    Chart,
-    Record,
-    Spec,
-    channel,
-    data,
-    facet,
-    layer,
-)
+from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, PADDING, PAGE, Chart
 from orchestrator.report.figures.kind import Point
+from orchestrator.report.figures.spec import Record, Spec, channel, data, facet, layer
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 
@@ -87,7 +76,7 @@ class Lines:
         records = sorted(
             self.records, key=lambda record: (order.index(record["series"]), record["partitioner"])
         )
-        usual = next((record["partitioner"] for record in records if record["partitioner"]), "")
+        usual = next((record["partitioner"] for record in self.records if record["partitioner"]), "")
         last = {_line(record): at for at, record in enumerate(records)}
         prepared = []
         for at, record in enumerate(records):

@@ -8,18 +8,8 @@ from math import ceil
 from textwrap import wrap
 
 from orchestrator.report.figures.bars import extent_of, fold
-from orchestrator.report.figures.chart import (
-    CHARACTER,
-    HALF_PAGE,
-    PAGE,
-    Chart,
-    Record,
-    Spec,
-    channel,
-    data,
-    in_lines,
-    layer,
-)
+from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, PAGE, Chart
+from orchestrator.report.figures.spec import Record, Spec, channel, data, in_lines, layer
 from orchestrator.report.figures.theme import colour
 
 OPACITY = 0.55  # of a numbered cell with the largest number, so that text over it stays readable

@@ -10,11 +10,12 @@ from typing import Any
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, axis_of, count_axis
-from orchestrator.report.figures.chart import Chart, Spec, layer
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.dots import has_overview
 from orchestrator.report.figures.kind import ACCURACY, INTERVAL, FigureKind, Subject
 from orchestrator.report.figures.lines import Lines
 from orchestrator.report.figures.sentences import measured
+from orchestrator.report.figures.spec import Spec, layer
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock
@@ -32,8 +33,6 @@ def over_nodes(
     name: str,
     quantity: Quantity,
     question: str,
-    title: str,
-    axis: str,
     caption: str,
     *,
     only_on: Clock | None = None,
@@ -43,7 +42,6 @@ def over_nodes(
     """The kind of figure that draws a quantity over the number of nodes.
 
     Args:
-        title, axis: of the figure and its y axis; `{clock}` stands for the clock.
         only_on: the clock on which it is shown.
         in_overview: whether the overview has its points, if there is one number of nodes.
         fields: of the FigureKind.
@@ -57,16 +55,22 @@ def over_nodes(
         shown_above = len(counts) == 1 and in_overview and (view.workload.link or has_overview(view))
         if not counts or shown_above or only_on not in (None, view.clock):
             return None
-        return lines_over_nodes(subject, quantity, title.format(clock=view.clock), axis)
+        title = quantity.title if quantity.title[:2].isupper() else quantity.title.lower()
+        return lines_over_nodes(subject, quantity, f"{view.clock} time" if quantity.timed else title)
 
     fields = {"otherwise": measured(quantity), "partitioners": "few", **fields}
     return FigureKind(name, question, caption, draw, **fields)
 
 
 def lines_over_nodes(
-    subject: Subject, quantity: Quantity, title: str, axis: str, notes: Sequence[str] = ()
+    subject: Subject, quantity: Quantity, what: str, notes: Sequence[str] = ()
 ) -> Chart | None:
-    """Means with intervals, against ranks; None if no group has the quantity. notes: under the title."""
+    """Means with intervals, against ranks; None if no group has the quantity.
+
+    Args:
+        what: the title and, with the unit of times, the y axis.
+        notes: lines under the title.
+    """
     view = subject.view
     shown = [group for group in view.line_groups if quantity.over(group)]
     if not shown:
@@ -77,11 +81,12 @@ def lines_over_nodes(
     x = count_axis(counts, "nodes", "ranks" if any(group.shape.per_node for group in shown) else "nodes")
     # Both axes are logarithmic over many nodes, so that ideal scaling remains a straight line.
     many = counts[-1] >= 16 * counts[0] and quantity.ratio
-    y = axis_of(quantity, points, axis.format(clock=view.clock), log=many)
+    unit = ", s" if quantity.write is formats.seconds else ""
+    y = axis_of(quantity, points, f"{what}{unit}", log=many)
     timed = quantity.timed or quantity is Q.speedup
     explained = [*(_cores(shown, x) if timed else ()), *_ideal(quantity, x, y)]
     return Lines(
-        title=title[0].upper() + title[1:],
+        title=what[0].upper() + what[1:],
         records=points,
         style=subject.style,
         x=x,
@@ -89,9 +94,9 @@ def lines_over_nodes(
         tips={
             "name": "strategy",
             "nodes": x.title,
-            "written": title,
+            "written": what,
             **INTERVAL,
-            **(ACCURACY if quantity.write is formats.seconds else {}),
+            **(ACCURACY if unit else {}),
         },
         behind=[*explained[::2], *_serial(points, y)],
         remarks=explained[1::2],
@@ -116,7 +121,7 @@ def time_to_target(subject: Subject) -> Chart | None:
         head = f"Not reached by all seeds in {formats.count(view.workload.epochs, 'epoch')}:"
         notes = [head, *notes[:MOST_NOTES], *([f"and {more} more"] if more > 0 else [])]
     title = f"{view.clock} time to {formats.percent(view.workload.target_accuracy)} test accuracy"
-    return lines_over_nodes(subject, Q.time_to_target_s, title, "{clock} time, s", notes)
+    return lines_over_nodes(subject, Q.time_to_target_s, title, notes)
 
 
 def _serial(points: Sequence[dict[str, Any]], y: Axis) -> list[Spec]:

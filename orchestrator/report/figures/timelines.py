@@ -10,7 +10,8 @@ from typing import Any
 from orchestrator.replay.windows import Part, Steps, Window
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import part_scale
-from orchestrator.report.figures.chart import TOP_LEGEND, Chart, channel, data, facet, layer
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.spec import TOP_LEGEND, channel, data, facet, layer
 from orchestrator.report.formats import JOIN, significant, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.timelines import Timeline

@@ -242,8 +242,6 @@ TOPIC = Topic(
             "accuracy",
             Q.accuracy,
             "accuracy",
-            "test accuracy",
-            "test accuracy",
             "Of the final weights, on the whole test split. An arrow with a number is a value outside the "
             "axis.",
             links_matter=False,
@@ -252,8 +250,6 @@ TOPIC = Topic(
             "staleness",
             Q.staleness_mean,
             "accuracy",
-            "staleness of gradients",
-            "updates by others",
             "Updates by other workers between a worker's pull of the weights and its push of a gradient, "
             "mean over all gradients. The number of nodes includes the server.",
             in_overview=False,

@@ -175,8 +175,6 @@ TOPIC = Topic(
             "time",
             Q.train_s,
             "scale",
-            "{clock} time",
-            "{clock} time, s",
             "Means with 95% intervals. Grey line: serial. Shaded: nodes share cores.",
             shows=("target_first", "target_some_seeds", "target_never", "many_nodes"),
             note=lambda subject: "" if subject.view.workload.target_accuracy is None else TO_TARGET,
@@ -185,8 +183,6 @@ TOPIC = Topic(
             "speedup",
             Q.speedup,
             "scale",
-            "speedup",
-            "speedup",
             "Relative to the serial run of the same workload and seed. Dashed: ideal speedup. Shaded: "
             "nodes share cores.",
             shows=("fastest",),
@@ -195,8 +191,6 @@ TOPIC = Topic(
             "cpu_time_speedup",
             Q.cpu_time_speedup,
             "scale",
-            "CPU-time speedup",
-            "speedup",
             "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
             "communication were free. Pipeline stages still wait for each other.",
             only_on="wall",  # cluster time replaces it

@@ -94,8 +94,8 @@ TOPIC = Topic(
             "split_points",
             "model",
             "The model in two stages, split before each of these blocks, all else equal; means with 95% "
-            "intervals. The load balance is the mean / the maximum busy time. With several pipelines, the one with most "
-            "split points.",
+            "intervals. The load balance is the mean / the maximum busy time. With several pipelines, the "
+            "one with most split points.",
             split_points_figure,
             shows=("split_point",),
             otherwise=measured(Q.step_s),
