@@ -310,10 +310,10 @@ def replay(
 ) -> None:
     """Compute the time of finished runs on another cluster."""
     from orchestrator.commands import replay as command
+    from orchestrator.layouts.hardware import link_of
 
-    options = command.Options(
-        command.parse_link(link), () if node_speed is None else command.parse_speeds(node_speed)
-    )
+    speeds = () if node_speed is None else command.parse_speeds(node_speed)
+    options = command.Options(link_of(link), speeds)
     found = list(command.rows(SweepPaths(directory), options, write_timeline))
     if as_json:
         print(command.as_json(found))
@@ -467,18 +467,25 @@ def model(
 
 
 @app.command(rich_help_panel=TRY)
-def layout(
+def plan(
     name: Annotated[str, typer.Argument(metavar="MODEL", help=OF_A_COMPONENT)] = "gpt",
     nodes: Annotated[int, option("How many nodes.", takes="", min=2, max=1024)] = 8,
+    link: Annotated[str, option("1gbit, infiniband, …, 10gbit/50us, or none.", takes="LINK")] = "10gbit",
+    hardware: Annotated[
+        str | None, option("h100, a10, …; default: cores of this machine.", takes="NAME")
+    ] = None,
     memory: Annotated[str | None, option("Of a node, for the model's state: 4gb.", takes="SIZE")] = None,
-    link: Annotated[
-        str, option("Bandwidth/latency between two nodes, or none.", takes="LINK")
-    ] = "10gbit/50us",
-    cluster: Annotated[Path | None, place("Costs of messages, from `calibrate`.", takes="FILE")] = None,
-    dataset: Annotated[str | None, option("copy, induction or synthetic.")] = None,
     batch_size: Annotated[int, option("Samples per step, of all nodes.", takes="", min=1)] = 64,
+    samples: Annotated[int | None, option("To train on, for time and price.", takes="N", min=1)] = None,
+    price: Annotated[str | None, option("Price of a node in an hour: 2.50/h.", takes="PRICE/h")] = None,
+    dataset: Annotated[str | None, option("copy, induction or synthetic.")] = None,
     transport: Annotated[str, option("gloo, mpi or rpc.")] = "gloo",
+    cluster: Annotated[Path | None, place("Costs of messages, from `calibrate`.", takes="FILE")] = None,
     sets: Sets = None,
+    seconds: Annotated[
+        float | None,
+        option("Of execution on virtual nodes. Default: 60, or 0 with --hardware.", takes="", min=0),
+    ] = None,
     real: Annotated[
         int | None, option("Fastest layouts that run. Default: 3 or none.", takes="", min=0, max=100)
     ] = None,
@@ -486,19 +493,34 @@ def layout(
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare ways to divide a model over nodes, by time and memory.
+    """Choose how to split a model's training over nodes.
 
-    Both are predicted; the fastest layouts run, if each node can have a core."""
-    from orchestrator.commands import layout as command
+    First by formula, then by execution on virtual nodes, then for real."""
+    from orchestrator.commands import plan as command
+    from orchestrator.layouts.sizes import sizes_of
 
-    wanted = command.asked(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport)
-    found = command.advice(wanted, data_dir, None if real == 0 else select_runtime(runtime), real)
-    if as_json:
-        print(command.record(found).model_dump_json(indent=1))
-        return
+    wanted = command.asked(
+        *(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport),
+        *(hardware, price, samples),
+    )
     console = text_console()
-    for shown in command.lines(wanted, found, console.width):
-        console.print(shown, soft_wrap=False)
+    sizes = sizes_of(wanted.serial, wanted.machine)
+    planner = command.Planner(
+        wanted, sizes, data_dir, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    if not as_json:
+        for shown in command.formula_lines(planner, console.width):
+            console.print(shown, soft_wrap=False)
+    seconds = (0.0 if hardware else 60.0) if seconds is None else seconds
+    if seconds:
+        planner.execute(seconds)
+        if real != 0:
+            planner.run(select_runtime(runtime), real)
+        if not as_json:
+            for shown in command.executed_lines(planner, console.width):
+                console.print(shown, soft_wrap=False)
+    if as_json:
+        print(command.record(planner).model_dump_json(indent=1))
 
 
 @app.command(rich_help_panel=TRY)

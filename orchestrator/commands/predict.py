@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.commands.replay import parse_link
 from orchestrator.errors import InputError
+from orchestrator.layouts.hardware import link_of
 from orchestrator.prediction.evidence import evidence_of, finished_runs
 from orchestrator.prediction.forecast import Forecast, Question, Refused, TimeToTarget, forecasts
 from orchestrator.prediction.measured_cluster import read_measured_cluster
@@ -55,7 +55,7 @@ def question_of(asked: Asked, cluster: Path | None = None, learned: Path | None 
     """
     return Question(
         asked.nodes,
-        None if asked.link is None else parse_link(asked.link),
+        None if asked.link is None else link_of(asked.link),
         asked.node_speed,
         asked.price_per_h,
         None if cluster is None else read_measured_cluster(cluster),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -23,9 +22,6 @@ from orchestrator.results.store import RunPaths, SweepPaths, finished_runs
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
-_LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
-_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MAX_SPEED = 1e6
 
 
@@ -64,24 +60,6 @@ class Row:
     key: str
     train_s: float | None
     time: ClusterTime | NoClusterTime
-
-
-def parse_link(text: str) -> Link:
-    """`1000mbit/1ms` as a link. Raises InputError."""
-    found = _LINK.fullmatch(text.strip().lower())
-    try:
-        if found is None:
-            raise ValueError
-        rate, rate_unit, latency, latency_unit = found.groups()
-        return Link(
-            bytes_per_s=float(rate) * _BITS_PER_S[rate_unit] / 8,
-            latency_s=float(latency) * _SECONDS[latency_unit],
-        )
-    except ValueError:
-        raise InputError(
-            f"--link {text}: must be a bandwidth above 0 and a latency, such as 1000mbit/1ms; units are "
-            f"{', '.join(_BITS_PER_S)} and {', '.join(_SECONDS)}"
-        ) from None
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 PARTS = ("step", "claims", "clock", "collectives", "replay", "report", "traffic", "links", "engines")
-ON_REQUEST = ("predict", "layout")  # take minutes
+ON_REQUEST = ("predict", "plan")  # take minutes
 OTHER_NAMES = {"bytes": "traffic"}
 
 if __name__ == "__main__":

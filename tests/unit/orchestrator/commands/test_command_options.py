@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import course
-from orchestrator.commands.layout import asked, parse_memory
+from orchestrator.commands.plan import asked, parse_memory
 from orchestrator.commands.predict import asked as predicted
 from orchestrator.commands.predict import parse_nodes, parse_price, question_of
-from orchestrator.commands.replay import Options, parse_link, parse_speeds
+from orchestrator.commands.replay import Options, parse_speeds
 from orchestrator.commands.sweep import text_console
 from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.table import gradebook
 from orchestrator.errors import InputError
+from orchestrator.layouts.hardware import parse_link
 from orchestrator.layouts.trials import Network
 from orchestrator.prediction.forecast import Question
 from orchestrator.report.directory_comparison.limits import Limits
@@ -65,17 +66,17 @@ def test_too_few_speeds_are_an_error_and_no_link_is_faster_than_the_run_s() -> N
     assert Options(fast).cluster(own, run()).link == Link(latency_s=1e-3, bytes_per_s=own.link.bytes_per_s)
 
 
-# Layouts
+# Plans
 
-LAYOUT = {"model": "gpt", "nodes": 4, "memory": None, "link": "10gbit/50us", "cluster": None}
-LAYOUT |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
+PLAN = {"model": "gpt", "nodes": 4, "memory": None, "link": "10gbit/50us", "cluster": None}
+PLAN |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
 
 
 def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
-    found = asked(**LAYOUT | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
-    assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (64, 16, "adamw")
-    assert asked(**LAYOUT).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
-    other = asked(**LAYOUT | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
+    found = asked(**PLAN | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
+    assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (16, 16, "adamw")
+    assert asked(**PLAN).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
+    other = asked(**PLAN | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
 
 
