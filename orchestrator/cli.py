@@ -8,6 +8,7 @@ input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -310,10 +311,8 @@ def replay(
 ) -> None:
     """Compute the time of finished runs on another cluster."""
     from orchestrator.commands import replay as command
-    from orchestrator.layouts.hardware import link_of
 
-    speeds = () if node_speed is None else command.parse_speeds(node_speed)
-    options = command.Options(link_of(link), speeds)
+    options = command.options(link, node_speed)
     found = list(command.rows(SweepPaths(directory), options, write_timeline))
     if as_json:
         print(command.as_json(found))
@@ -470,9 +469,9 @@ def model(
 def plan(
     name: Annotated[str, typer.Argument(metavar="MODEL", help=OF_A_COMPONENT)] = "gpt",
     nodes: Annotated[int, option("How many nodes.", takes="", min=2, max=1024)] = 8,
-    link: Annotated[str, option("1gbit, infiniband, …, 10gbit/50us, or none.", takes="LINK")] = "10gbit",
+    link: Annotated[str, option("1gbit, infiniband, 10gbit/50us or none.", takes="LINK")] = "10gbit",
     hardware: Annotated[
-        str | None, option("h100, a10, …; default: cores of this machine.", takes="NAME")
+        str | None, option("h100 or another. Default: cores of this machine.", takes="NAME")
     ] = None,
     memory: Annotated[str | None, option("Of a node, for the model's state: 4gb.", takes="SIZE")] = None,
     batch_size: Annotated[int, option("Samples per step, of all nodes.", takes="", min=1)] = 64,
@@ -497,17 +496,13 @@ def plan(
 
     First by formula, then by execution on virtual nodes, then for real."""
     from orchestrator.commands import plan as command
-    from orchestrator.layouts.sizes import sizes_of
 
     wanted = command.asked(
         *(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport),
         *(hardware, price, samples),
     )
     console = text_console()
-    sizes = sizes_of(wanted.serial, wanted.machine)
-    planner = command.Planner(
-        wanted, sizes, data_dir, lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    planner = command.planner(wanted, data_dir, partial(print, file=sys.stderr, flush=True))
     if not as_json:
         for shown in command.formula_lines(planner, console.width):
             console.print(shown, soft_wrap=False)

@@ -26,6 +26,7 @@ from orchestrator.layouts.advice import Option, Plan, Try, crossing, fastest, pl
 from orchestrator.layouts.candidates import Impossible, candidates
 from orchestrator.layouts.formula import Sizes
 from orchestrator.layouts.hardware import Machine, link_of, links, machine_of
+from orchestrator.layouts.sizes import sizes_of
 from orchestrator.layouts.trials import EPOCHS, STEPS, Failed, Network, Trial, Trials
 from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import RUNTIME
@@ -233,6 +234,11 @@ class Planner:
             yield Trials(clusters, name, Path(directory), self._data_dir, self.asked.network).of
 
 
+def planner(asked: Asked, data_dir: Path, said: Callable[[str], None]) -> Planner:
+    """A plan by formula. Raises InputError, also without torch."""
+    return Planner(asked, sizes_of(asked.serial, asked.machine), data_dir, said)
+
+
 def named(run: RunSpec) -> str:
     """`hybrid data: 2, pipeline: 4 m=8`: the layout, short enough for a table."""
     return strategy_label(run).replace("mesh={", "").replace("}", "").replace("micro_batches=", "m=")
@@ -277,15 +283,15 @@ def answer(planner: Planner) -> str:
         return "No layout fits into the memory of a node."
     best, rivals = found.fitting[0], found.fitting[1:]
     middle, low, high = best.step_s
-    others = [
-        each
-        for each in rivals
-        if _replicates(each) is not _replicates(best) and type(each.trial) is type(best.trial)
-    ]
     text = f"{named(best.run)}: {formats.seconds(middle)} a step ({span(low, high, formats.seconds)})"
-    if others:
-        rival, times = others[0], formats.ratio(others[0].step_s[0] / middle)
-        text += f", {times} times as fast as {named(rival.run)}"
+    others = [each for each in rivals if _replicates(each) is not _replicates(best)]
+    executed = [each for each in others if isinstance(each.trial, Trial)]
+    if executed or others:
+        rival = (executed or others)[0]
+        both = executed and isinstance(best.trial, Trial)
+        ours, theirs = (each.step_s[0] if both else each.formula.middle_s for each in (best, rival))
+        text += f", {formats.ratio(theirs / ours)} times as fast as {named(rival.run)}"
+        text += "" if both else " by formula"
         batch = crossing(best, rival, planner.sizes, asked.link)
         text += f", which is as fast from a batch of about {batch:,} on" if batch else ""
     parts = best.formula

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import InputError, output_error
+from orchestrator.layouts.hardware import link_of
 from orchestrator.replay.described import Costs
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime, cluster_time, read_traces, replay_traces
@@ -60,6 +61,11 @@ class Row:
     key: str
     train_s: float | None
     time: ClusterTime | NoClusterTime
+
+
+def options(link: str, speeds: str | None) -> Options:
+    """The options, read. Raises InputError."""
+    return Options(link_of(link), () if speeds is None else parse_speeds(speeds))
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from orchestrator.commands.plan import REAL, Planner, asked, named
+from orchestrator.commands.plan import REAL, asked, named, planner
 from orchestrator.commands.sweep import SelectedRuntime
-from orchestrator.layouts.sizes import sizes_of
 from orchestrator.layouts.trials import Trial
 from orchestrator.report import formats
 from orchestrator.runtimes import RUNTIMES
@@ -41,10 +40,10 @@ def main() -> None:
     for model, batch_size, memory, link in CASES:
         question = asked(model, NODES, memory, link, None, None, batch_size, [], "gloo")
         with tempfile.TemporaryDirectory() as directory:
-            planner = Planner(question, sizes_of(question.serial, None), Path(directory), lambda line: None)
-            planner.execute(SECONDS)
-            planner.run(selected, REAL)
-        found = planner.plan
+            made = planner(question, Path(directory), lambda line: None)
+            made.execute(SECONDS)
+            made.run(selected, REAL)
+        found = made.plan
         regrets += [] if found.regret is None else [found.regret]
         counts = f"{len(found.fitting)} layouts fit, {len(found.too_large)} do not"
         print(
