@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -23,7 +24,7 @@ from pydantic.fields import FieldInfo
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
-from orchestrator.report.render.csv_tables import DICTIONARY
+from orchestrator.report.render.csv_tables import DICTIONARY, Entry
 from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
@@ -280,9 +281,33 @@ def _launchers(_: Path) -> str:
 
 
 def _columns(file: str) -> Callable[[Path], str]:
-    """The data dictionary of one of a report's CSV files."""
-    rows = [(f"`{each.column}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
-    return lambda _: markdown_table(("column", "unit", "meaning", "empty if"), rows)
+    """The data dictionary of a CSV file. Columns with the same explanation share an item."""
+    shared = Counter(each.empty for each in DICTIONARY[file])
+    lists: dict[str, dict[str, list[str]]] = {"": {}}
+    for each in DICTIONARY[file]:
+        text, empty = _explained(each), each.empty
+        if each.column.startswith("cluster_"):  # empty where the other is
+            empty = ""
+        elif empty and shared[empty] == 1:
+            text, empty = f"{text}; empty if {empty}", ""
+        lists.setdefault(empty, {}).setdefault(text, []).append(f"`{each.column}`")
+
+    def lines() -> Iterator[str]:
+        for empty, items in lists.items():
+            yield f"\nEmpty if {empty}:\n\n" if empty else ""
+            yield from (f"- {', '.join(columns)}{text}\n" for text, columns in items.items())
+
+    return lambda _: "".join(lines())
+
+
+def _explained(entry: Entry) -> str:
+    """The unit and the meaning of a column."""
+    if entry.column.startswith("cluster_"):
+        return ": as without `cluster_`, in cluster time"
+    field = RunSpec.model_fields.get(entry.column)
+    if field and field.description == entry.meaning:
+        return ": the [field of the run](sweeps.md#fields-of-a-run)"
+    return f" ({entry.unit}): {entry.meaning}" if entry.unit else f": {entry.meaning}"
 
 
 def _plural(kind: str) -> str:
