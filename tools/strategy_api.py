@@ -79,6 +79,10 @@ CLASSES = {
 }
 
 
+# Few strategies need these, so they are only named.
+_FEW = """elastic_transports layouts autocasts needs_thread cuts_model full_gradients shards_state
+alike_between_rounds overlaps_backward evaluates_together exchanges_in_steps uses_replica forks
+shares_model attributes_stragglers untraced caveat trains"""
 # What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
 DECLARED: dict[str, dict[str, str]] = {
     "Most strategies need": {
@@ -98,15 +102,7 @@ DECLARED: dict[str, dict[str, str]] = {
         "equivalent": "",
         "every_gradient": "",
     },
-    "": {  # few need these, so they are only named
-        "max_nodes": "ends",
-        **dict.fromkeys(
-            "elastic_transports layouts autocasts needs_thread cuts_model full_gradients shards_state "
-            "alike_between_rounds overlaps_backward evaluates_together exchanges_in_steps uses_replica "
-            "forks shares_model attributes_stragglers untraced caveat trains".split(),
-            "",
-        ),
-    },
+    "": {"max_nodes": "ends", **dict.fromkeys(_FEW.split(), "")},
 }
 
 
@@ -149,7 +145,8 @@ def _lines(
         yield ""
     if named:
         listed = ", ".join(f"`{each}`" for each in named)
-        yield f"Rarely needed, and described in [{described.file}](../trainer/{described.file}): {listed}.\n"
+        file = f"[{described.file}](../trainer/{described.file})"
+        yield f"Rarely needed, and described in {file}: {listed}.\n"
 
 
 def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
