@@ -142,28 +142,31 @@ def _transports(directory: Path) -> str:
     """Strategies with the transports that each supports."""
     items = []
     for name, found in listed("strategy").items():
-        over = "all transports" if found.transports == ALL_TRANSPORTS else ", ".join(found.transports)
-        items.append(f"- {_link(found, name, directory)}: {_summary(found)}; over {over}\n")
+        over = "" if found.transports == ALL_TRANSPORTS else f"; over {', '.join(found.transports)}"
+        items.append(f"- {_link(found, name, directory)}: {_summary(found)}{over}\n")
     return "".join(items)
 
 
 def _parameters(kind: str) -> Callable[[Path], str]:
-    """A kind's parameters. Components with the same one share an item. Errors name limits of numbers."""
+    """A kind's parameters: those of several components, then each component's own. Errors name limits."""
 
     def items() -> Iterator[str]:
         found = listed(kind)
-        having: dict[tuple[str, str, str], list[str]] = {}
+        having: dict[tuple[str, str], list[str]] = {}
         for name, each in found.items():
             for field, info in _fields(each).items():
                 value = ", else ".join(filter(None, (_yaml(info.default), _others(info))))
-                having.setdefault((field, value, info.description or ""), []).append(name)
-        for (field, value, meaning), names in having.items():
-            of = (
-                f"all {_plural(kind)}"
-                if len(names) == len(found)
-                else ", ".join(f"`{each}`" for each in names)
-            )
-            yield f"- `{field}` ({value}), of {of}: {meaning}\n"
+                having.setdefault((f"`{field}` ({value})", info.description or ""), []).append(name)
+        own: dict[str, list[str]] = {}
+        for (parameter, meaning), names in having.items():
+            if len(names) > 1:
+                listing = ", ".join(f"`{each}`" for each in names)
+                of = f"all {_plural(kind)}" if len(names) == len(found) else listing
+                yield f"- {parameter}, of {of}: {meaning}\n"
+            else:
+                own.setdefault(names[0], []).append(f"{parameter}: {meaning}\n")
+        for name, (first, *more) in own.items():
+            yield f"- `{name}`:\n  - {'  - '.join((first, *more))}" if more else f"- `{name}`: {first}"
 
     return lambda _: "".join(items())
 

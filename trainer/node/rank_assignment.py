@@ -169,9 +169,7 @@ def assign_ranks(
             "`docker compose up` gives all nodes the same; use shardyard sweep"
         )
     if limits and spec.has_links:
-        raise AssignmentError(
-            "link: only the orchestrator connects nodes to a switch; use shardyard sweep"
-        )
+        raise AssignmentError("link: only the orchestrator connects nodes to a switch; use shardyard sweep")
     if spec.topology != topology:
         raise AssignmentError(
             f"a run over {spec.transport} has topology {spec.topology}: "
