@@ -145,20 +145,22 @@ def _dataset_for(model: str) -> str:
 
 def _serial(model: str, dataset: str, batch_size: int, sets: Sequence[str]) -> RunSpec:
     """A serial run of a few steps. Raises InputError."""
-    fields, option = BlockFields("plan", skip=[]), f"--dataset {dataset}"
+    fields = BlockFields("plan", skip=[])
     own = {"strategy": "serial", "batch_per": "run", "epochs": EPOCHS, "threads": 1, "trace": "steps"}
     for name, value in own.items():
         fields.override(name, [value], "plan")
-    fields.override("model", [parse_yaml(model, f"model {model}")], f"model {model}")
-    fields.override("dataset", [parse_yaml(dataset, option)], option)
-    fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
+    fields.option("model", model, "model")
+    fields.option("dataset", dataset)
+    fields.option("batch_size", batch_size)
     for each in sets:
         name, _, text = each.partition("=")
         check_field(name, f"--set {each}")
         fields.override(name, [parse_yaml(text, f"--set {each}")], f"--set {each}")
     (run,) = expand(fields, Imports(Path()))
     if "samples" not in type(run.dataset).model_fields:
-        raise InputError(f"{option}: its number of samples is fixed; allowed: copy, induction, synthetic")
+        raise InputError(
+            f"--dataset {dataset}: its number of samples is fixed; allowed: copy, induction, synthetic"
+        )
     fields.override("dataset.samples", [STEPS * batch_size], "plan")
     fields.override("dataset.test_samples", [batch_size], "plan")
     (run,) = expand(fields, Imports(Path()))
@@ -271,7 +273,12 @@ def executed_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
     if not done:
         yield Text("\nNo layout was executed: times are those of formulas.")
     else:
-        yield Text(f"\n{done} of {len(found.fitting)} layouts executed on virtual nodes, marked with *:\n")
+        yield from _paragraphs(
+            width,
+            f"{done} of {len(found.fitting)} layouts were executed on virtual nodes, and have a *. Their "
+            "exchange includes all waiting.",
+        )
+        yield Text("")
         yield from _tables(found)
     yield from _paragraphs(width, answer(planner), _real(found), *_failed(found))
 
@@ -381,7 +388,9 @@ def _table(options: Sequence[Option], found: Plan) -> Table:
             span(low, high, formats.significant),
             formats.ratio(serial / middle),
             formats.percent(exchange),
-            formats.percent(parts.bubble_s[1] / parts.step_s[1]),
+            formats.ABSENT
+            if isinstance(trial, Trial)
+            else formats.percent(parts.bubble_s[1] / parts.step_s[1]),
             formats.size(trial.step_bytes if isinstance(trial, Trial) else parts.sent_bytes),
             formats.size(each.held_bytes),
         ]

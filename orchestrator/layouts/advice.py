@@ -58,12 +58,14 @@ class Plan:
         fitting: those that fit, the fastest first.
         too_large: those that do not fit, the smallest first.
         impossible: those that model or batch do not allow.
+        memory_bytes: of a node; None: any.
     """
 
     serial: Estimate
     fitting: Sequence[Option]
     too_large: Sequence[Option]
     impossible: Sequence[Impossible]
+    memory_bytes: float | None = None
 
     def executed(self, try_: Try, goes_on: Callable[[Option, int], bool]) -> Plan:
         """The plan with its layouts executed, the fastest first.
@@ -75,20 +77,14 @@ class Plan:
             if not goes_on(each, at):
                 break
             found[at] = replace(each, trial=try_(each.run))
-        return self._sorted(found)
+        fitting = [each for each in found if not _exceeds(each, self.memory_bytes)]
+        too_large = [*self.too_large, *(each for each in found if _exceeds(each, self.memory_bytes))]
+        return replace(self, fitting=sorted(fitting, key=_order), too_large=sorted(too_large, key=_held))
 
     def for_real(self, try_: Try, number: int) -> Plan:
         """The plan with its fastest layouts run for real."""
         found = [replace(each, real=try_(each.run)) for each in self.fitting[:number]]
         return replace(self, fitting=[*found, *self.fitting[number:]])
-
-    def _sorted(self, found: Iterable[Option]) -> Plan:
-        """Executed ones first, by time; those that failed last."""
-
-        def order(each: Option) -> tuple[bool, bool, float]:
-            return isinstance(each.trial, Failed), each.trial is None, each.step_s[0]
-
-        return replace(self, fitting=sorted(found, key=order))
 
     @property
     def regret(self) -> float | None:
@@ -123,10 +119,20 @@ def plan(
         tried = [own, *_smaller(own, sizes, link)] if _exceeds(own, memory_bytes) else [own]
         fits = [option for option in tried if not _exceeds(option, memory_bytes)]
         fitting += fits
-        too_large += [] if fits else [min(tried, key=lambda option: option.held_bytes)]
-    fitting.sort(key=lambda option: option.step_s[0])
-    too_large.sort(key=lambda option: option.held_bytes)
-    return Plan(estimate(serial, sizes, link), fitting, too_large, impossible)
+        too_large += [] if fits else [min(tried, key=_held)]
+    serial_s = estimate(serial, sizes, link)
+    return Plan(
+        serial_s, sorted(fitting, key=_order), sorted(too_large, key=_held), impossible, memory_bytes
+    )
+
+
+def _order(option: Option) -> tuple[bool, bool, float]:
+    """Executed ones first, by time; those that failed last."""
+    return isinstance(option.trial, Failed), option.trial is None, option.step_s[0]
+
+
+def _held(option: Option) -> float:
+    return option.held_bytes
 
 
 def _smaller(option: Option, sizes: Sizes, link: Link) -> Iterator[Option]:
