@@ -16,8 +16,11 @@ from trainer.time_model.cluster import Link
 approx = pytest.approx
 # Two blocks of 1,000 parameters and 3 ms a sample each; the second pair of layers is in the second block.
 BLOCKS = [
-    Block(name, 1000, 600, output_bytes=400.0, saved_bytes=800.0, seconds=(3e-3, 6e-3))
-    for name in ("fc1", "fc2")
+    Block("flatten", 0, 0, output_bytes=400.0, saved_bytes=0.0, seconds=(0.0, 0.0)),
+    *(
+        Block(name, 1000, 600, output_bytes=400.0, saved_bytes=800.0, seconds=(3e-3, 6e-3))
+        for name in ("fc1", "fc2")
+    ),
 ]
 SIZES = Sizes(BLOCKS, [ParallelPair("fc1", "fc2", 8)], optimizer=1)
 LINK = Link(latency_s=0.01, bytes_per_s=1e5)
