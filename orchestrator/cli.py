@@ -20,6 +20,7 @@ from orchestrator.commands.options import (
     AsJson,
     Cold,
     DataDir,
+    GradeOptions,
     Nodes,
     Port,
     Results,
@@ -43,7 +44,6 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
-from orchestrator.course import Visibility
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths, check_output, write_atomic
@@ -561,6 +561,7 @@ def course_new(
 
 
 @course.command("grade")
+@with_records
 def course_grade(
     submissions: Annotated[
         list[Path],
@@ -569,42 +570,12 @@ def course_grade(
     tests: Annotated[
         list[Path], place("A directory or a Python file; repeatable.", "--tests", takes="PATH")
     ],
-    runtime: Annotated[
-        str, option("docker: a container each. local: your rights, for code you trust.", takes="NAME")
-    ] = "docker",
-    jobs: Annotated[
-        int | None, option("Graded at once. Default: the cores.", takes="", min=1, max=256)
-    ] = None,
-    memory_mb: Annotated[int, option("MiB of each.", takes="", min=128, max=2**20)] = 1024,
-    processes: Annotated[int, option("Processes and threads of each.", takes="", min=32, max=2**15)] = 128,
-    as_json: AsJson = False,
-    csv_file: Annotated[Path | None, place("Also write a gradebook as CSV.", "--csv", takes="FILE")] = None,
-    results: Annotated[
-        Path | None, place("Also results.json, of several each in a directory.", "--gradescope")
-    ] = None,
-    visibility: Annotated[Visibility, option("When students see tests.", takes="NAME")] = "after_published",
-    user: Annotated[str, option("With local, as root: run as this user.", takes="NAME")] = "",
+    options: GradeOptions,
 ) -> None:
     """Grade submissions with tests; a wrong submission is no error."""
     from orchestrator.commands.course import grade
-    from orchestrator.sandbox.base import Limits
 
-    limits = Limits(memory_mb, processes)
-    raise typer.Exit(
-        grade(
-            submissions,
-            tests,
-            runtime,
-            jobs,
-            limits,
-            as_json,
-            text_console(),
-            csv_file=csv_file,
-            results=results,
-            visibility=visibility,
-            user=user,
-        )
-    )
+    raise typer.Exit(grade(submissions, tests, options, text_console()))
 
 
 @course.command("test")
@@ -614,12 +585,9 @@ def course_test(
 ) -> None:
     """Run the public tests on your own files, as local processes; shows what your code prints."""
     from orchestrator.commands.course import grade
-    from orchestrator.sandbox.base import Limits
 
-    paths = tests or [directory / "tests"]
-    raise typer.Exit(
-        grade([directory], paths, "local", 1, Limits(), as_json=False, console=text_console(), own=True)
-    )
+    options = GradeOptions(runtime="local", jobs=1)
+    raise typer.Exit(grade([directory], tests or [directory / "tests"], options, text_console(), own=True))
 
 
 @app.command(rich_help_panel=SETUP)

@@ -32,6 +32,7 @@ from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from orchestrator.sweeps.expand import BlockFields, check_field, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
+from orchestrator.terminal import plain_table
 from trainer.core.registry import ImportedComponent
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.options import VirtualOptions
@@ -115,20 +116,22 @@ def _dataset_for(model: str) -> str:
 
 def _serial(model: str, dataset: str, batch_size: int, sets: Sequence[str]) -> RunSpec:
     """A serial run of a few steps. Raises InputError."""
-    fields, option = BlockFields("layout", skip=[]), f"--dataset {dataset}"
+    fields = BlockFields("layout", skip=[])
     own = {"strategy": "serial", "batch_per": "run", "epochs": EPOCHS, "threads": 1, "trace": "steps"}
     for name, value in own.items():
         fields.override(name, [value], "layout")
-    fields.override("model", [parse_yaml(model, f"model {model}")], f"model {model}")
-    fields.override("dataset", [parse_yaml(dataset, option)], option)
-    fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
+    fields.option("model", model, "model")
+    fields.option("dataset", dataset)
+    fields.option("batch_size", batch_size)
     for each in sets:
         name, _, text = each.partition("=")
         check_field(name, f"--set {each}")
         fields.override(name, [parse_yaml(text, f"--set {each}")], f"--set {each}")
     (run,) = expand(fields, Imports(Path()))
     if "samples" not in type(run.dataset).model_fields:
-        raise InputError(f"{option}: its number of samples is fixed; allowed: copy, induction, synthetic")
+        raise InputError(
+            f"--dataset {dataset}: its number of samples is fixed; allowed: copy, induction, synthetic"
+        )
     fields.override("dataset.samples", [STEPS * batch_size], "layout")
     fields.override("dataset.test_samples", [batch_size], "layout")
     (run,) = expand(fields, Imports(Path()))
@@ -195,12 +198,8 @@ def lines(asked: Asked, found: Advice, width: int) -> Iterator[Text | Table]:
 
 
 def _table(trials: Sequence[Trial], found: Advice) -> Table:
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    shown.add_column(Text("\nlayout"))
     headings = ["\nstep", "speed-\nup", "comm.\nshare", "sent a\nstep", "memory\na rank"]
-    headings += ["real\nstep"] if found.real else []
-    for heading in headings:
-        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    shown = plain_table([*headings, "real\nstep"] if found.real else headings, first="\nlayout")
     for each in trials:
         real = found.real_of(each)
         cells = [

@@ -30,6 +30,7 @@ from orchestrator.results.predictions import (
     stops_paying,
 )
 from orchestrator.results.store import SweepPaths
+from orchestrator.terminal import plain_table
 from trainer.core.record import Record
 from trainer.core.whole_number import whole_number
 from trainer.spec.node_speed import MAX_NODES
@@ -172,11 +173,9 @@ def _refusal(each: Refused) -> RefusedPrediction:
 
 def _table(found: Sequence[Prediction]) -> Table:
     priced = found[0].cost is not None
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     headings = ["\nnodes", "\ntime", "90 %\ninterval", "speed-\nup", "effi-\nciency", "comm.\nshare"]
     headings += ["sent\na rank", "state\na rank"] + (["\ncost"] if priced else [])
-    for heading in headings:
-        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    shown = plain_table(headings)
     for each in found:
         shown.add_row(*_cells(each))
     return shown

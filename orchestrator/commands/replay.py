@@ -20,6 +20,7 @@ from orchestrator.report import formats
 from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, finished_runs
+from orchestrator.terminal import plain_table
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
@@ -183,10 +184,8 @@ def as_json(found: Sequence[Row]) -> str:
 
 def table(found: Sequence[Row]) -> Table:
     """A line for each run with a cluster time. Phases are shares of cluster time, means over the ranks."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    shown.add_column(Text("\nrun"), overflow="fold")
-    for heading in ("wall\ntime", "cluster\ntime", "\nwork", "exposed\ncomm.", "\nwaiting", "\nbubble"):
-        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    headings = ("wall\ntime", "cluster\ntime", "\nwork", "exposed\ncomm.", "\nwaiting", "\nbubble")
+    shown = plain_table(headings, first="\nrun")
     for row in found:
         if isinstance(time := row.time, ClusterTime):
             waiting = time.mean("wait") + time.mean("idle")

@@ -63,7 +63,8 @@ ORCHESTRATOR: dict[str, str] = {
     "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
     "course": "errors identity shipped sandbox results runtimes",
-    "commands": f"errors shipped sandbox sweeps {RUN} replay prediction layouts report export watch course",
+    "commands": f"errors shipped sandbox sweeps terminal {RUN} replay prediction layouts report export "
+    "watch course",
     "api": "errors shipped sweeps results commands report",
     "cli": f"errors shipped sandbox sweeps terminal {RUN} replay report export course commands",
     "__main__": "interrupts cli",

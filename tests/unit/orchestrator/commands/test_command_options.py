@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.commands import course
 from orchestrator.commands.layout import asked, parse_memory
+from orchestrator.commands.options import GradeOptions
 from orchestrator.commands.predict import asked as predicted
 from orchestrator.commands.predict import parse_nodes, parse_price, question_of
 from orchestrator.commands.replay import Options, parse_link, parse_speeds
@@ -22,7 +23,6 @@ from orchestrator.layouts.trials import Network
 from orchestrator.prediction.forecast import Question
 from orchestrator.report.directory_comparison.limits import Limits
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.sandbox.base import Limits as SandboxLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 from trainer.time_model.described import cluster_of_run
@@ -99,13 +99,14 @@ def test_what_is_not_graded_and_own_lost_points_are_failures_and_all_are_written
     monkeypatch.setattr(course, "load_checks", list)
     monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 0)
     monkeypatch.setattr(Grader, "grade_all", grade_all)
-    grade = partial(course.grade, [*submissions.values()], [], "local", 3, SandboxLimits())
+    options = GradeOptions("local", 3, as_json=True, csv_file=file)
+    grade = partial(course.grade, [*submissions.values()], [], options, text_console())
     for grades, own, code in (
         ([a_grade("a"), a_grade("b", 1)], False, 0),
         ([a_grade("a"), a_grade("b")], True, 0),
         ([a_grade("a"), a_grade("b", 1)], True, 1),
         ([a_grade("a", error="it is a link"), a_grade("b")], False, 1),
     ):
-        assert grade(as_json=True, console=text_console(), own=own, csv_file=file) == code
+        assert grade(own=own) == code
         assert json.loads(capsys.readouterr().out)["submissions"] == [each.model_dump() for each in grades]
         assert file.read_text() == gradebook(grades)
