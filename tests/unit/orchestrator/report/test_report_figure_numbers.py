@@ -3,6 +3,7 @@ reference, order or mean, tiles of several ranks, shades that begin elsewhere, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,15 @@ def test_cores_are_shaded_from_between_the_ranks_that_share_them_and_those_that_
     assert shades == [approx(start)]
     ideal = [each for each in records_of(figure("speedup", *runs)) if each["series"] == "ideal"]
     assert [(each["nodes"], each["mean"]) for each in ideal] == [(1, 1), (most, most)]
+
+
+def test_a_configuration_that_was_dropped_is_named_and_hollow_or_pale() -> None:
+    subject = subject_of(a_comparison(a_run(), *SEVERAL))
+    groups = [replace(each, dropped="why" * (each.strategy == "ddp")) for each in subject.view.groups]
+    subject = replace(subject, view=replace(subject.view, groups=groups))
+    dots, bars = (records_of(FIGURES[kind].draw(subject)) for kind in ("strategies", "phases"))
+    assert {each["name"] for each in dots if each["dropped"]} == {"ddp · gloo, dropped"}
+    assert {each["name"] for each in bars if each["shade"] < 1} == {"ddp · gloo, dropped"}
 
 
 def test_a_map_says_how_parts_are_skewed() -> None:
