@@ -18,7 +18,7 @@ from orchestrator.report.statistics.moderated import Sample
 
 MIN_SEEDS = 3  # with fewer, a test for the effect says next to nothing
 PAIRING_LEVEL = 0.01  # of this test
-LEAST_DOF = 1 / 3  # of residuals, per seed beyond the first: with fewer, they say nothing of a variance
+LEAST_DOF = 1 / 3  # of residuals, per seed beyond the first, with which they say more than the values
 ROUNDING = 1e-9  # of eigenvalues
 
 
@@ -81,8 +81,8 @@ class SeedFit:
         """
         if len(self._samples) < 2 or len(self._seeds) < MIN_SEEDS:
             return False
-        residual, whole = (float((each**2).sum()) for each in (self._plain.residuals, self._within))
-        dof, seeds = float(self._plain.dofs.sum()), len(self._seeds) - self._plain.apart
+        residual, dof, seeds = self._plain.squares, self._plain.dof, self._plain.rank
+        whole = float((self._within**2).sum())
         if dof < ROUNDING or residual <= ROUNDING * whole:
             return whole > residual and dof >= ROUNDING
         p = float(fdtrc(seeds, dof, (whole - residual) / seeds / (residual / dof)))
@@ -114,22 +114,21 @@ class SeedFit:
         """
         at, effects = self._at[name], self._plain if self.balanced else self._weighted
         own = [*self._samples[name]]
-        per_seed = float(effects.dofs[at]) / max(1, len(own) - 1)
-        left = effects.residuals[at] / per_seed**0.5 if per_seed >= LEAST_DOF else self._within[at]
-        found = {seed: float(left[self._seeds.index(seed)]) for seed in own}
-        return found, per_seed if per_seed >= LEAST_DOF else 1.0
+        per_seed = float(effects.dofs[at]) / (len(own) - 1) if len(own) > 1 else 1.0
+        left = effects.residuals[at] / per_seed**0.5
+        return {seed: float(left[self._seeds.index(seed)]) for seed in own}, per_seed
 
 
 class _Effects:
     """The effects of seeds by weighted least squares.
 
     Attributes:
-        effects: of each seed; their mean is 0.
+        rank: degrees of freedom of the effects.
         shifts: see `SeedFit.shift`.
-        residuals: what neither configuration nor seed explains.
-        dofs: the degrees of freedom of each configuration's residuals.
-        variances: of the residuals of each configuration; 0 where that is unknown.
-        apart: how many sets of configurations have no seed in common.
+        squares, dof: the sum of the squares that are left, and its degrees of freedom.
+        residuals, dofs: what is left of each configuration. Where that has too few degrees of freedom,
+            what its values differ from their mean.
+        variances: of these; 0 where that is unknown.
     """
 
     def __init__(self, present: np.ndarray, within: np.ndarray, weights: np.ndarray) -> None:
@@ -140,16 +139,17 @@ class _Effects:
         normal = np.diag(weights @ present) - (self._own * weights[:, None]).T @ present
         size, vectors = np.linalg.eigh(normal)
         kept = size > ROUNDING * max(1.0, float(size.max()))
-        self.apart = int((~kept).sum())
+        self.rank = int(kept.sum())
         self._inverse = (vectors[:, kept] / size[kept]) @ vectors[:, kept].T
         effects = self._inverse @ (weights @ within)
         self.shifts = -self._own @ effects
         self.residuals = within - present * (effects + self.shifts[:, None])
         of_own = np.einsum("cs,st,ct->c", self._own, self._inverse, present)
         self.dofs = counts - 1 - weights * (present @ np.diag(self._inverse) - of_own)
-        squares, enough = (self.residuals**2).sum(axis=1), self.dofs > LEAST_DOF * (counts - 1)
-        raw = (within**2).sum(axis=1) / np.maximum(counts - 1, 1)
-        self.variances = np.where(enough, squares / np.maximum(self.dofs, ROUNDING), raw)
+        self.squares, self.dof = float((self.residuals**2).sum()), float(self.dofs.sum())
+        few = self.dofs < np.maximum(LEAST_DOF * (counts - 1) - ROUNDING, ROUNDING)
+        self.residuals[few], self.dofs[few] = within[few], counts[few] - 1
+        self.variances = (self.residuals**2).sum(axis=1) / np.maximum(self.dofs, ROUNDING)
 
     def shift_errors(self, at: int) -> np.ndarray:
         towards = -self._own[at] @ self._inverse
