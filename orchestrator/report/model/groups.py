@@ -11,7 +11,7 @@ from statistics import fmean
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
 from orchestrator.report.model.learned import learned
 from orchestrator.report.model.rows import SERIAL, Clock, Row
-from orchestrator.report.statistics.common_seeds import SeedFit
+from orchestrator.report.statistics.common_seeds import MIN_SEEDS, SeedFit
 from orchestrator.report.statistics.moderated import Sample
 from orchestrator.report.statistics.spread import Spread
 
@@ -161,7 +161,9 @@ class Block:
     _fits: dict[str, SeedFit] = field(default_factory=dict)
 
     def fit(self, name: str, values: Values) -> SeedFit:
-        """The fit of what a seed determines to configurations and seeds, without what did not learn.
+        """The fit of what a seed determines to configurations and seeds.
+
+        What did not learn is not in it, nor what has so few seeds that nothing is concluded from them.
 
         Args:
             name: identifies what is read.
@@ -169,7 +171,8 @@ class Block:
         """
         if name not in self._fits:
             samples = {group.first.key: values(group) for group in self.groups if group.learned}
-            self._fits[name] = SeedFit({key: sample for key, sample in samples.items() if sample})
+            enough = {key: sample for key, sample in samples.items() if len(sample) >= MIN_SEEDS}
+            self._fits[name] = SeedFit(enough)
         return self._fits[name]
 
 

@@ -16,7 +16,7 @@ from scipy.special import fdtrc
 
 from orchestrator.report.statistics.moderated import Sample
 
-MIN_SEEDS = 3  # with fewer, a test for the effect says next to nothing
+MIN_SEEDS = 3  # with fewer, a configuration says next to nothing about seeds
 PAIRING_LEVEL = 0.01  # of this test
 LEAST_DOF = 1 / 3  # of residuals, per seed beyond the first, with which they say more than the values
 ROUNDING = 1e-9  # of eigenvalues

@@ -73,21 +73,33 @@ def test_the_means_are_those_of_the_same_seeds() -> None:
 
 
 def test_no_mean_is_one_that_no_run_can_have() -> None:
-    runs = [*repeated("serial", [0.5, 0.9, 0.9], "accuracy"), *repeated("ddp", [0.99], "accuracy", nodes=2)]
+    runs = [
+        *repeated("serial", [0.5, 0.5, 0.5, 0.9, 0.9], "accuracy"),
+        *repeated("ddp", [0.9] * 3, "accuracy", nodes=2),
+    ]
     _, ddp = a_comparison(*runs).groups
     assert Q.accuracy.mean_of(ddp) == 1
 
 
 def test_what_did_not_learn_says_nothing_about_seeds() -> None:
     runs = [
-        *repeated("serial", [0.9, 0.5, 0.5], "accuracy"),
-        *repeated("gossip", [0.1, 0.1, 0.1], "accuracy", nodes=2),
-        *repeated("ddp", [0.9], "accuracy", nodes=2),
+        *repeated("serial", [0.9, 0.9, 0.9, 0.5], "accuracy"),
+        *repeated("gossip", [0.1, 0.1, 0.1, 0.1], "accuracy", nodes=2),
+        *repeated("ddp", [0.9, 0.9, 0.9], "accuracy", nodes=2),
     ]
-    *_, gossip, ddp = a_comparison(*map(on_360_images, runs)).groups
+    _, gossip, ddp = a_comparison(*map(on_360_images, runs)).groups
     assert not gossip.learned
     assert Q.accuracy.mean_of(gossip) == pytest.approx(0.1)
-    assert Q.accuracy.mean_of(ddp) == pytest.approx(0.9 - 0.8 / 3)
+    assert Q.accuracy.mean_of(ddp) == pytest.approx(0.8)
+
+
+def test_a_few_runs_have_their_own_mean_and_say_nothing_about_seeds() -> None:
+    runs = [
+        *repeated("serial", [0.5, 0.5, 0.5], "accuracy"),
+        *repeated("gossip", [0.5, 0.9], "accuracy", nodes=2),
+        *repeated("ddp", [0.6], "accuracy", nodes=2),
+    ]
+    assert [Q.accuracy.mean_of(group) for group in a_comparison(*runs).groups] == [0.5, 0.7, 0.6]
 
 
 def test_means_are_plain_with_equal_seeds_and_with_none_in_common() -> None:
@@ -98,7 +110,7 @@ def test_means_are_plain_with_equal_seeds_and_with_none_in_common() -> None:
         for name, nodes in (("serial", 1), ("ddp", 2), ("gossip", 2))
         for seed in range(6)
     ]
-    apart = [a_run("one_shot", nodes=2, seed=seed, accuracy=0.3 + seed / 100) for seed in (20, 21)]
+    apart = [a_run("one_shot", nodes=2, seed=seed, accuracy=0.3 + seed / 100) for seed in (20, 21, 22)]
     for group in a_comparison(*runs, *apart).groups:
         for quantity in (Q.accuracy, Q.test_loss, Q.train_s, Q.speedup, Q.accuracy_difference):
             if group.strategy != "one_shot" or quantity.of_means is None:
