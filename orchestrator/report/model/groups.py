@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -171,7 +171,9 @@ class Block:
         """
         if name not in self._fits:
             samples = {group.first.key: values(group) for group in self.groups if group.learned}
-            enough = {key: sample for key, sample in samples.items() if len(sample) >= MIN_SEEDS}
+            enough: dict[Hashable, Sample] = {
+                key: sample for key, sample in samples.items() if len(sample) >= MIN_SEEDS
+            }
             self._fits[name] = SeedFit(enough)
         return self._fits[name]
 

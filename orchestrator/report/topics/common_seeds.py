@@ -32,7 +32,7 @@ def common_seeds(view: WorkloadView) -> Findings:
             "configurations": [view.name_on(group) for group, _ in found],
             "accuracy": [Q.accuracy.mean_of(group) for group, _ in found],
             "own_accuracy": [Q.accuracy.mean(own) for _, own in found],
-            "seeds": [sorted(own) for _, own in found],
+            "runs": [[row.key for row in group.ok_rows] for group, _ in found],
         },
     )
 
