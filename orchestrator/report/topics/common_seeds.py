@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.formats import count, first_few, percent
+from orchestrator.report.formats import percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Findings, Topic
@@ -18,15 +18,8 @@ def common_seeds(view: WorkloadView) -> Findings:
             found.append((group, own))
     if not found:
         return
-    named = [
-        f"{view.name_on(group)} {percent(Q.accuracy.mean_of(group))} (its own {count(len(own), 'seed')}: "
-        f"{percent(Q.accuracy.mean(own))})"
-        for group, own in found
-    ]
     yield Finding(
         "common_seeds",
-        "Configurations have different seeds, and some seeds are easier than others. So all mean "
-        f"accuracies are estimates on the seeds of all: {first_few(named)}.",
         evidence([group for group, _ in found]),
         {
             "configurations": [view.name_on(group) for group, _ in found],
