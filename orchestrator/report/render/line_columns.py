@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, size, whole
 from orchestrator.report.metrics.published import PublishedLine
@@ -13,7 +12,8 @@ from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.render.columns import NODES, STRATEGY, over_seeds
-from orchestrator.report.render.tables import Cell, Column
+from orchestrator.report.render.tables import Column, mean_and_range
+from orchestrator.report.render.tree import Cell
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.predictions import Prediction
@@ -24,7 +24,7 @@ def _published(name: str, title: str, write: Callable[[float], str]) -> Column[P
 
     def cell(line: PublishedLine) -> Cell:
         derived = "derived" if name in line.published.derived else ""
-        return replace(Cell.of(getattr(line.published, name), write, derived), value=None)
+        return Cell.of(getattr(line.published, name), write, derived)._replace(value=None)
 
     return Column(f"{name}_published", f"{title}, published", cell)
 
@@ -125,7 +125,7 @@ def _on_loss(cost: FaultCost) -> Cell:
 def _spread(
     key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
 ) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: Cell.over(of(cost), write))
+    return Column(key, title, lambda cost: mean_and_range(of(cost), write))
 
 
 FAULTS: tuple[Column[FaultCost], ...] = (
