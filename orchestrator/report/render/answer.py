@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.report.formats import ABSENT
-from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.formats import ABSENT, count
+from orchestrator.report.metrics.clock import error_of_difference
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
+from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.tables import Column, table_of
 from orchestrator.report.render.tree import Block, Box, Cell, Fold, Heading, Section, Table, texts
 from orchestrator.report.render.workloads import AS_STATED, WorkloadNames, workload_names
@@ -15,22 +17,22 @@ from orchestrator.report.verdict import Option, Verdict
 def verdict_section(comparison: Comparison, found: Sequence[Verdict], disturbed: str) -> Section:
     """The verdict on each workload. disturbed: a sentence; without it, they would mislead."""
     names = workload_names(comparison.workloads)
-    blocks = texts(disturbed, kind="disturbed")
+    blocks = texts(disturbed, kind="disturbed", marked=True)
     blocks += texts(f"All: {names.shared}" if names.shared else "", kind="shared")
     if not found:
         blocks += texts("Nothing to compare: no strategy finished training.", kind="headline")
     if len(found) > 1:
-        said = [_said(each, names) for each in found]
+        said = [_said(each, comparison, names) for each in found]
         blocks += [
             _first_options(found, names),
             Fold("The verdict on each workload, in words", said, kind="reasons"),
         ]
     else:
-        blocks += [_said(each, None) for each in found]
+        blocks += [_said(each, comparison, None) for each in found]
     return Section("verdict", "Verdict", blocks, first=True)
 
 
-def _said(verdict: Verdict, names: WorkloadNames | None) -> Box:
+def _said(verdict: Verdict, comparison: Comparison, names: WorkloadNames | None) -> Box:
     """A verdict in words, with its options. names: None for the only one."""
     blocks: list[Block] = []
     if names:
@@ -40,7 +42,7 @@ def _said(verdict: Verdict, names: WorkloadNames | None) -> Box:
     blocks += texts(verdict.headline, kind=f"headline{_length(verdict.headline, 110, 220)}", marked=True)
     blocks += texts(verdict.certainty, kind=f"certainty{_length(verdict.certainty, 400)}", marked=True)
     if verdict.options:
-        table = _options(verdict)
+        table = _options(verdict, comparison.view(verdict.workload))
         blocks.append(Fold("Options", [table]) if names else table)
     return Box("verdict" if verdict.decided else "verdict undecided", blocks)
 
@@ -50,29 +52,50 @@ def _length(text: str, *limits: int) -> str:
     return ["", " long", " longest"][sum(len(text) > limit for limit in limits)]
 
 
-def _column(key: str, title: str, cell: Callable[[Option], Cell], number: bool = True) -> Column[Option]:
-    return Column(key, title, cell, number)
-
-
-def _options(verdict: Verdict) -> Table:
-    chances = any(option.chance != ABSENT for option in verdict.options)
-    caption = (
-        "Means with 95% intervals. Those of times and speedups include differences between sessions, and "
-        "the error of cluster time. Those of “− serial” and of speedup are corrected for the number of "
-        "comparisons if a finding makes the comparison."
+def _options(verdict: Verdict, view: WorkloadView) -> Table:
+    """The options: the surest first, those that were dropped below, and the reference last."""
+    options = verdict.options
+    stepwise = len({each.samples for each in options}) > 1
+    own_seeds = len({each.seeds for each in options}) > 1
+    cluster = view.clock == "cluster"
+    time = (
+        "Time to target" if view.workload.target_accuracy is not None else f"{view.clock.capitalize()} time"
     )
-    if chances:
-        caption += f" Chance: the probability that no option is {verdict.better}."
-    columns = [
-        _column("option", "Option", lambda each: Cell(each.name, each.shape), number=False),
-        _column("accuracy", "Accuracy", lambda each: _mean(each.accuracy)),
-        _column("difference", "− serial", lambda each: _mean(each.difference)),
-        _column("time", "Time", lambda each: _mean(each.time)),
-        _column("speedup", "Speedup", lambda each: _mean(each.speedup)),
-        _column("chance", "Chance", lambda each: Cell(each.chance)),
-        *([] if chances else [_column("sent", "Sent per rank", lambda each: Cell(each.sent))]),
-    ]
-    table = table_of(caption, columns, verdict.options)
+
+    def name(each: Option) -> Cell:
+        parts = [
+            "reference" if each.state == "reference" else "",
+            each.shape,
+            f"{each.samples} samples a step" if stepwise else "",
+            f"dropped at {count(each.seeds, 'seed')}" if each.state == "dropped" else "",
+        ]
+        return Cell(each.name, ", ".join(filter(None, parts)))
+
+    columns: dict[str, tuple[str, Callable[[Option], Cell]]] = {
+        "option": ("Option", name),
+        "chance": ("Sure", lambda each: Cell(each.chance)),
+        "accuracy": ("Accuracy", lambda each: _mean(each.accuracy)),
+        "difference": ("Accuracy to serial", lambda each: _mean(each.difference)),
+        "time": (time, lambda each: _mean(each.time)),
+        "speedup": ("Speedup", lambda each: _mean(each.speedup)),
+        "sent": ("Sent per rank", lambda each: Cell(each.sent)),
+        "seeds": ("Seeds", lambda each: Cell(str(each.seeds) if own_seeds else ABSENT)),
+    }
+    error = f" and of {error_of_difference(view):.1%} in cluster time" if cluster else ""
+    caption = (
+        "Means with 95% intervals over seeds; times and speedups also have errors of "
+        f"{BETWEEN_SESSIONS:.1%} between sessions{error}. Where a finding compares with serial, the "
+        "intervals are those of its comparison."
+    )
+    if any(option.chance != ABSENT for option in options):
+        caption += f" Sure: the probability that no option is {verdict.better}."
+    table = table_of(
+        caption,
+        [Column(key, *column, number=key != "option") for key, column in columns.items()],
+        options,
+        kind_of=lambda each: each.state,
+        most=len(columns),
+    )
     return table._replace(kind="options", label=f"Options, {verdict.workload.label}")
 
 
@@ -81,10 +104,7 @@ def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
         key: str, title: str, cell: Callable[[Verdict, Option], Cell], none: str = ABSENT
     ) -> Column[Verdict]:
         return Column(
-            key,
-            title,
-            lambda each: cell(each, each.options[0]) if each.options else Cell(none),
-            none == ABSENT,
+            key, title, lambda of: cell(of, _first(of)) if of.options else Cell(none), none == ABSENT
         )
 
     columns = [
@@ -106,6 +126,11 @@ def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
         "its time, and of its speedup as compared with serial, over seeds and sessions."
     )
     return table_of(caption, columns, found)._replace(kind="options", label=label)
+
+
+def _first(verdict: Verdict) -> Option:
+    """The option that the headline names first."""
+    return next((each for each in verdict.options if each.first), verdict.options[0])
 
 
 def _sure(verdict: Verdict) -> str:

@@ -33,7 +33,8 @@ TERMS = tuple(
 )
 _BY_WORD = [(word, term) for term in TERMS for word in term.words or (re.escape(term.title),)]
 _BY_WORD.sort(key=lambda pair: len(pair[0]), reverse=True)  # the longest name that fits a text
-_WORDS = re.compile("|".join(rf"\b({word})(?!\w)" for word, _ in _BY_WORD), re.IGNORECASE)
+_OPTION = r"(?<!\S)--[a-z][a-z-]*(?: \d\w*)?"  # of a command
+_WORDS = re.compile("|".join([*(rf"\b({word})(?!\w)" for word, _ in _BY_WORD), _OPTION]), re.IGNORECASE)
 _LINK = Markup('<a class="term" href="#{0}" aria-describedby="{0}" data-note="{1}">{2}</a>')
 
 
@@ -49,14 +50,17 @@ class Terms:
         return ""
 
     def mark(self, text: str) -> Markup:
-        """The text, escaped, with its terms as links to their definitions."""
+        """The text, escaped, with its terms as links to their definitions, and options as code."""
         parts, end = [], 0
         for found in _WORDS.finditer(text):
-            _, term = _BY_WORD[(found.lastindex or 1) - 1]
-            if term in self._marked:
-                continue
-            self._marked.add(term)
-            link = _LINK.format(term.key, TERMS.index(term) + 1, found.group())
-            parts += [escape(text[end : found.start()]), link]
+            if found.lastindex is None:
+                marked = Markup('<code class="option">{}</code>').format(found.group())
+            else:
+                _, term = _BY_WORD[found.lastindex - 1]
+                if term in self._marked:
+                    continue
+                self._marked.add(term)
+                marked = _LINK.format(term.key, TERMS.index(term) + 1, found.group())
+            parts += [escape(text[end : found.start()]), marked]
             end = found.end()
         return Markup("").join([*parts, escape(text[end:])])
