@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, size, whole
 from orchestrator.report.metrics.published import PublishedLine
+from orchestrator.report.model.groups import Metric
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
@@ -123,27 +124,28 @@ def _on_loss(cost: FaultCost) -> Cell:
 
 
 def _spread(
-    key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
+    key: str,
+    title: str,
+    side: Callable[[FaultCost, Metric], Spread | None],
+    quantity: Quantity,
+    write: Callable[[float], str],
 ) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: mean_and_range(of(cost), write))
+    return Column(key, title, lambda cost: mean_and_range(side(cost, quantity.of), write))
 
 
+WITHOUT, WITH, EXTRA = FaultCost.without_faults, FaultCost.with_faults, FaultCost.difference
 FAULTS: tuple[Column[FaultCost], ...] = (
     *(column.of(lambda cost: cost.group) for column in (STRATEGY, NODES)),
     Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
-    _spread("time_without", "Time without", lambda cost: cost.without_faults(Q.elapsed_s.of), seconds),
-    _spread("time_with", "Time with", lambda cost: cost.with_faults(Q.elapsed_s.of), seconds),
-    _spread("extra_time", "Extra time", lambda cost: cost.difference(Q.elapsed_s.of), seconds),
-    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(Q.repeated_steps.of), short),
-    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(Q.samples_lost.of), short),
-    _spread(
-        "accuracy_without", "Accuracy without", lambda cost: cost.without_faults(Q.accuracy.of), percent
-    ),
-    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(Q.accuracy.of), percent),
-    _spread(
-        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(Q.accuracy.of), points
-    ),
+    _spread("time_without", "Time without", WITHOUT, Q.elapsed_s, seconds),
+    _spread("time_with", "Time with", WITH, Q.elapsed_s, seconds),
+    _spread("extra_time", "Extra time", EXTRA, Q.elapsed_s, seconds),
+    _spread("repeated_steps", "Steps repeated", WITH, Q.repeated_steps, short),
+    _spread("samples_lost", "Samples lost", WITH, Q.samples_lost, short),
+    _spread("accuracy_without", "Accuracy without", WITHOUT, Q.accuracy, percent),
+    _spread("accuracy_with", "Accuracy with", WITH, Q.accuracy, percent),
+    _spread("accuracy_difference", "Accuracy, difference", EXTRA, Q.accuracy, points),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )

@@ -7,26 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.report.formats import count
+from orchestrator.report.render import tree
 from orchestrator.report.render.summary import HOW_TO_OPEN
 from orchestrator.report.render.tables import AT_FIRST
-from orchestrator.report.render.tree import (
-    Block,
-    Box,
-    Cell,
-    Drawing,
-    Facts,
-    Findings,
-    Fold,
-    Heading,
-    Inline,
-    Items,
-    Marks,
-    Only,
-    Page,
-    Said,
-    Table,
-    Text,
-)
 
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
 NAMED_BY = 2  # columns that say what a line of a table is about
@@ -37,7 +20,7 @@ _ESCAPES = str.maketrans(
 _BLOCK_MARKER = re.compile(r"^(\d*)([#+=:.)-])")  # begins a heading, a list, a table or a rule
 
 
-def render(page: Page) -> str:
+def render(page: tree.Page) -> str:
     """The file's text. Figures are linked as plots/<name>.svg."""
     parts = [f"# {plain(page.title)}", _paragraph(page.subtitle)]
     for section in page.sections:
@@ -46,48 +29,48 @@ def render(page: Page) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _written(blocks: Sequence[Block]) -> Iterator[str]:
+def _written(blocks: Sequence[tree.Block]) -> Iterator[str]:
     for block in blocks:
         yield from filter(None, _WRITERS[type(block)](block))
 
 
-def _heading(block: Heading) -> Iterator[str]:
+def _heading(block: tree.Heading) -> Iterator[str]:
     yield f"### {plain(block.text)}"
 
 
-def _text(block: Text) -> Iterator[str]:
+def _text(block: tree.Text) -> Iterator[str]:
     text = _BLOCK_MARKER.sub(r"\1\\\2", _line(block.parts))
     yield f"**{text}**" if block.kind.startswith("headline") else text
 
 
-def _fold(block: Fold) -> Iterator[str]:
+def _fold(block: tree.Fold) -> Iterator[str]:
     yield _folded(block.title, _written(block.blocks))
 
 
-def _box(block: Box) -> Iterator[str]:
+def _box(block: tree.Box) -> Iterator[str]:
     return _written(block.blocks)
 
 
-def _only(block: Only) -> Iterator[str]:
+def _only(block: tree.Only) -> Iterator[str]:
     return _written(block.blocks if block.writer == "markdown" else ())
 
 
-def _items(block: Items) -> Iterator[str]:
+def _items(block: tree.Items) -> Iterator[str]:
     yield "\n".join(
         f"- {_line(item.parts)}" + (f" {_code(item.more.title)}" if item.more else "")
         for item in block.items
     )
 
 
-def _facts(block: Facts) -> Iterator[str]:
+def _facts(block: tree.Facts) -> Iterator[str]:
     yield "\n".join(f"- {plain(fact.name)}: {plain(fact.text)}" for fact in block.facts)
 
 
-def _findings(block: Findings) -> Iterator[str]:
+def _findings(block: tree.Findings) -> Iterator[str]:
     yield "\n".join(_finding(topic, said) for topic, of in block.topics.items() for said in of)
 
 
-def _finding(topic: str, said: Said) -> str:
+def _finding(topic: str, said: tree.Said) -> str:
     keys = [_code(key) for runs in said.runs.values() for _, key in runs]
     if len(keys) > MAX_KEYS:
         keys = [*keys[:MAX_KEYS], f"and {len(keys) - MAX_KEYS} more"]
@@ -96,7 +79,7 @@ def _finding(topic: str, said: Said) -> str:
     return f"- {target}**{topic}**: {plain(said.text)}{runs}"
 
 
-def _marks(block: Marks) -> Iterator[str]:
+def _marks(block: tree.Marks) -> Iterator[str]:
     yield _paragraph(block.summary)
     yield "\n".join(
         f"- {line.mark if line.ok is not False else '**!**'} **{plain(line.topic)}** {plain(line.text)}"
@@ -105,7 +88,7 @@ def _marks(block: Marks) -> Iterator[str]:
     )
 
 
-def _drawing(block: Drawing) -> Iterator[str]:
+def _drawing(block: tree.Drawing) -> Iterator[str]:
     title, sentence = plain(block.title), plain(block.sentence)
     yield f"**{title}**" + (f" – {sentence}" if sentence else "")
     yield f"![{title}](plots/{block.name}.svg)"
@@ -114,7 +97,7 @@ def _drawing(block: Drawing) -> Iterator[str]:
         yield _folded("About this figure", notes)
 
 
-def _table(block: Table) -> Iterator[str]:
+def _table(block: tree.Table) -> Iterator[str]:
     """The first columns, and folded the others: each table has few enough to be read without scrolling."""
     first = [number for number, head in enumerate(block.heads) if head.first]
     yield _columns(block, first)
@@ -127,7 +110,7 @@ def _table(block: Table) -> Iterator[str]:
         yield _folded(count(len(others), "more column"), tables)
 
 
-def _columns(block: Table, columns: Sequence[int]) -> str:
+def _columns(block: tree.Table, columns: Sequence[int]) -> str:
     heads = [block.heads[number] for number in columns]
     lines = [
         [plain(head.title) for head in heads],
@@ -137,23 +120,23 @@ def _columns(block: Table, columns: Sequence[int]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: tree.Cell) -> str:
     detail = cell.detail.removeprefix("(").removesuffix(")")
     return plain(cell.text) + (f" ({plain(detail)})" if detail else "")
 
 
 _WRITERS: dict[type, Callable[[Any], Iterator[str]]] = {
-    Heading: _heading,
-    Text: _text,
-    Fold: _fold,
-    Box: _box,
-    Only: _only,
-    Items: _items,
-    Facts: _facts,
-    Findings: _findings,
-    Marks: _marks,
-    Drawing: _drawing,
-    Table: _table,
+    tree.Heading: _heading,
+    tree.Text: _text,
+    tree.Fold: _fold,
+    tree.Box: _box,
+    tree.Only: _only,
+    tree.Items: _items,
+    tree.Facts: _facts,
+    tree.Findings: _findings,
+    tree.Marks: _marks,
+    tree.Drawing: _drawing,
+    tree.Table: _table,
 }
 
 
@@ -165,7 +148,7 @@ def _folded(title: str, content: Sequence[str] | Iterator[str]) -> str:
     return "\n\n".join([f"<details>\n<summary>{title}</summary>", *content, "</details>"])
 
 
-def _line(parts: Inline) -> str:
+def _line(parts: tree.Inline) -> str:
     """Parts as one line. Swatches have no text."""
     written = ""
     for part in parts:

@@ -9,6 +9,7 @@ from orchestrator.report.findings.decide import Claims
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot
+from orchestrator.report.render import tree
 from orchestrator.report.render.answer import verdict_section
 from orchestrator.report.render.appendix import environments, strategies
 from orchestrator.report.render.line_columns import PREDICTED, PUBLISHED
@@ -19,21 +20,6 @@ from orchestrator.report.render.summary import disturbance, one_line, seeds_line
 from orchestrator.report.render.tables import table_of
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.render.tools import chips, filters
-from orchestrator.report.render.tree import (
-    Block,
-    Fact,
-    Facts,
-    Fold,
-    Items,
-    Marks,
-    Only,
-    Page,
-    Section,
-    Source,
-    Span,
-    Text,
-    texts,
-)
 from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.predictions import Asked
 from orchestrator.results.store import SweepRecord
@@ -42,23 +28,26 @@ from orchestrator.results.times import time_line
 
 def page_of(
     comparison: Comparison, findings: Sequence[Finding], claims: Claims, plots: Sequence[Plot]
-) -> Page:
+) -> tree.Page:
     """What a report says of a comparison. claims: decided, those of the findings."""
     found, disturbed = verdicts(comparison, claims), disturbance(findings)
     summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
     sections = [
         verdict_section(comparison, found, disturbed),
-        Section(
-            "evidence", "What it rests on", [Marks(evidence(comparison, findings), summary)], first=True
+        tree.Section(
+            "evidence",
+            "What it rests on",
+            [tree.Marks(evidence(comparison, findings), summary)],
+            first=True,
         ),
         *question_sections(comparison, findings, plots),
         *_predictions(comparison),
         *_published(comparison),
         *result_sections(comparison, claims),
-        Section("runs", "Runs", [*_runs(comparison)], listed=True),
+        tree.Section("runs", "Runs", [*_runs(comparison)], listed=True),
         *_appendices(comparison),
     ]
-    return Page(
+    return tree.Page(
         "Shardyard report",
         comparison.record.name,
         sections,
@@ -70,13 +59,13 @@ def page_of(
     )
 
 
-def _predictions(comparison: Comparison) -> Iterator[Section]:
+def _predictions(comparison: Comparison) -> Iterator[tree.Section]:
     if predictions := comparison.predictions:
         blocks = [
-            *texts(_assumed(predictions.asked)),
+            *tree.texts(_assumed(predictions.asked)),
             table_of("Predictions", PREDICTED, predictions.forecasts),
         ]
-        yield Section("predictions", "Predictions", blocks, listed=True)
+        yield tree.Section("predictions", "Predictions", blocks, listed=True)
 
 
 def _assumed(asked: Asked) -> str:
@@ -91,46 +80,48 @@ def _assumed(asked: Asked) -> str:
     )
 
 
-def _published(comparison: Comparison) -> Iterator[Section]:
+def _published(comparison: Comparison) -> Iterator[tree.Section]:
     lines, lab = published_lines(comparison), comparison.record.lab
     if not lines and not lab:
         return
     about = [
-        f"{lab.title}. Source: {lab.source}." if lab else "",
+        f"{lab.title}. tree.Source: {lab.source}." if lab else "",
         "Speedups are relative to one node of the same block."
         if any(line.published_speedup for line in lines)
         else "",
         "" if lines else "The sweep file has no published figures.",
     ]
-    blocks = texts(" ".join(filter(None, about)))
+    blocks = tree.texts(" ".join(filter(None, about)))
     blocks += [table_of("Published and measured", PUBLISHED, lines)] if lines else []
-    facts = [Fact(name, fact) for name, fact in differences(comparison)]
+    facts = [tree.Fact(name, fact) for name, fact in differences(comparison)]
     heading = "Published and measured" if lines else "The published experiment"
-    yield Section("published", heading, [*blocks, *([Facts(facts)] if facts else [])], listed=True)
+    yield tree.Section(
+        "published", heading, [*blocks, *([tree.Facts(facts)] if facts else [])], listed=True
+    )
 
 
-def _runs(comparison: Comparison) -> Iterator[Block]:
+def _runs(comparison: Comparison) -> Iterator[tree.Block]:
     if comparison.rows:
-        yield from texts(f"{time_line(row.wall_result for row in comparison.rows)}.")
-    yield Only("html", all_runs(comparison))
+        yield from tree.texts(f"{time_line(row.wall_result for row in comparison.rows)}.")
+    yield tree.Only("html", all_runs(comparison))
     if missing := [*missing_runs(comparison)]:
-        yield Only("markdown", [*texts("Failed and pending:"), Items(missing)])
+        yield tree.Only("markdown", [*tree.texts("Failed and pending:"), tree.Items(missing)])
 
 
-def _appendices(comparison: Comparison) -> Iterator[Section]:
+def _appendices(comparison: Comparison) -> Iterator[tree.Section]:
     if comparison.groups:
-        yield Section("strategies", "Strategies", [strategies(comparison.groups)])
-    known = environments(comparison) or texts("Nothing was recorded.")
-    yield Section("environment", "Environment", [Only("html", known)])
-    yield Section("sweep-file", "Sweep file", [Only("html", [*_sweep_file(comparison.record)])])
-    terms = Facts([Fact(term.title, term.definition, term.key) for term in TERMS], "")
+        yield tree.Section("strategies", "Strategies", [strategies(comparison.groups)])
+    known = environments(comparison) or tree.texts("Nothing was recorded.")
+    yield tree.Section("environment", "Environment", [tree.Only("html", known)])
+    yield tree.Section("sweep-file", "Sweep file", [tree.Only("html", [*_sweep_file(comparison.record)])])
+    terms = tree.Facts([tree.Fact(term.title, term.definition, term.key) for term in TERMS], "")
     title = f"{len(TERMS)} terms; the text explains them under the pointer"
-    folded = Fold(title, [terms], kind="terms")
-    yield Section("glossary", "Glossary", [Only("html", [folded])], listed=True)
+    folded = tree.Fold(title, [terms], kind="terms")
+    yield tree.Section("glossary", "Glossary", [tree.Only("html", [folded])], listed=True)
 
 
-def _sweep_file(record: SweepRecord) -> Iterator[Block]:
+def _sweep_file(record: SweepRecord) -> Iterator[tree.Block]:
     if record.overrides:
-        overrides = [part for text in record.overrides for part in (", ", Span("code", text))]
-        yield Text(["Overridden by ", *overrides[1:], "."])
-    yield Source(record.source)
+        overrides = [part for text in record.overrides for part in (", ", tree.Span("code", text))]
+        yield tree.Text(["Overridden by ", *overrides[1:], "."])
+    yield tree.Source(record.source)

@@ -15,38 +15,24 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import Q
+from orchestrator.report.render import tree
 from orchestrator.report.render.columns import columns_of_runs
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, table_of
-from orchestrator.report.render.tree import (
-    Block,
-    Box,
-    Cell,
-    Fold,
-    Head,
-    Heading,
-    Inline,
-    Item,
-    Items,
-    Line,
-    Run,
-    Source,
-    Span,
-    Table,
-    Text,
-)
 from orchestrator.results.records import RankResult
 from trainer.spec.run_spec import RunSpec
 
-BESIDE = (Head("Run", number=False), Head("Nodes"), Head("Seed"))  # of every run
-EPOCHS = [Head(title) for title in ("Epoch", "Time, s", "Training loss", "Test loss", "Test accuracy, %")]
+BESIDE = (tree.Head("Run", number=False), tree.Head("Nodes"), tree.Head("Seed"))  # of every run
+EPOCHS = [
+    tree.Head(title) for title in ("Epoch", "Time, s", "Training loss", "Test loss", "Test accuracy, %")
+]
 FEW_RUNS = 10  # whose table is open at first
 MOST_RANKS = 8  # of more, the fastest, the mean and the slowest are shown
 # Fields that do not define the computation, and that a repetition still needs.
 _ALSO = ("timeout_s", "restarts", "trace")
 
 
-def all_runs(comparison: Comparison) -> list[Block]:
+def all_runs(comparison: Comparison) -> list[tree.Block]:
     """The table of runs, its notes, and each run, in the order of the sweep."""
     rows, keys = comparison.rows, comparison.record.keys
     numbers = table_of("", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - len(BESIDE))
@@ -55,34 +41,36 @@ def all_runs(comparison: Comparison) -> list[Block]:
     for row, line in zip(rows, numbers.lines, strict=True):
         lines[row.key] = _line(row, line, notes)
         problem = "" if row.ok else STATES[row.status]
-        sections[row.key] = Run(row.key, problem, line.filters, [*_about(row, comparison)])
+        sections[row.key] = tree.Run(row.key, problem, line.filters, [*_about(row, comparison)])
     for key in comparison.pending:
         why = comparison.unusable.get(key, "")
         status = "unusable" if why else "pending"
-        link = Span("link", key, f"#{quote(key)}")
-        cells = [Cell(key, links=[link]), Cell(""), Cell(""), _cause(STATES[status], why)]
-        lines[key] = Line(cells, {"status": status}, "pending")
-        sections[key] = Run(key, STATES[status], {"status": status}, _cause_of(why))
-    noted = [Head("Notes", number=False, first=False)] if notes else []
-    heads = [*BESIDE, *(numbers.heads or [Head("Cause")] * (not noted)), *noted]
-    table = Table("All runs of the sweep", heads, [lines[key] for key in keys], label="Runs")
-    entries = [Item([note], id=f"note-{number}") for number, note in enumerate(notes, 1)]
+        link = tree.Span("link", key, f"#{quote(key)}")
+        cells = [tree.Cell(key, links=[link]), tree.Cell(""), tree.Cell(""), _cause(STATES[status], why)]
+        lines[key] = tree.Line(cells, {"status": status}, "pending")
+        sections[key] = tree.Run(key, STATES[status], {"status": status}, _cause_of(why))
+    noted = [tree.Head("Notes", number=False, first=False)] if notes else []
+    heads = [*BESIDE, *(numbers.heads or [tree.Head("Cause")] * (not noted)), *noted]
+    table = tree.Table("All runs of the sweep", heads, [lines[key] for key in keys], label="Runs")
+    entries = [tree.Item([note], id=f"note-{number}") for number, note in enumerate(notes, 1)]
     return [
-        Fold(f"Table of {formats.count(len(keys), 'run')}", [table], len(keys) <= FEW_RUNS, "table"),
-        *([Items(entries, "notes", numbered=True)] if notes else []),
-        Heading("Each run", "each-run"),
+        tree.Fold(f"Table of {formats.count(len(keys), 'run')}", [table], len(keys) <= FEW_RUNS, "table"),
+        *([tree.Items(entries, "notes", numbered=True)] if notes else []),
+        tree.Heading("Each run", "each-run"),
         *(sections[key] for key in keys),
     ]
 
 
-def missing_runs(comparison: Comparison) -> Iterator[Item]:
+def missing_runs(comparison: Comparison) -> Iterator[tree.Item]:
     """The failed and pending runs, with their causes."""
     for row in comparison.failed:
-        log: Inline = [" (log: ", Span("code", row.log), ")"] if row.log else []
-        yield Item([Span("code", row.key), f" {STATES[row.status]}: {row.cause or ''}", *log])
+        log: tree.Inline = [" (log: ", tree.Span("code", row.log), ")"] if row.log else []
+        yield tree.Item([tree.Span("code", row.key), f" {STATES[row.status]}: {row.cause or ''}", *log])
     for key in comparison.pending:
         why = comparison.unusable.get(key, "")
-        yield Item([Span("code", key), f" {STATES['unusable']}: {why}" if why else f" {STATES['pending']}"])
+        yield tree.Item(
+            [tree.Span("code", key), f" {STATES['unusable']}: {why}" if why else f" {STATES['pending']}"]
+        )
 
 
 def repeat_command(run: RunSpec, runtime: str) -> str:
@@ -105,30 +93,34 @@ def _short(value: Any) -> Any:
     return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
 
 
-def _line(row: Row, numbers: Line, notes: Sequence[str]) -> Line:
+def _line(row: Row, numbers: tree.Line, notes: Sequence[str]) -> tree.Line:
     detail = "\n".join([" · ".join(filter(None, [row.partitioner_label, *row.conditions])), row.key])
-    name = Cell(row.series, detail.strip(), links=[Span("link", row.series, f"#{quote(row.key)}")])
-    cells = [name, Cell(row.shape.short), Cell(str(row.seed))]
+    name = tree.Cell(
+        row.series, detail.strip(), links=[tree.Span("link", row.series, f"#{quote(row.key)}")]
+    )
+    cells = [name, tree.Cell(row.shape.short), tree.Cell(str(row.seed))]
     if not row.ok:
-        return Line([*cells, _cause(STATES[row.status], row.cause or "")], numbers.filters, "failed")
+        return tree.Line([*cells, _cause(STATES[row.status], row.cause or "")], numbers.filters, "failed")
     own = [notes.index(note) + 1 for note in _notes(row)]
-    links = [Span("link", str(number), f"#note-{number}") for number in own]
-    return Line([*cells, *numbers.cells, *([Cell("", links=links)] if notes else [])], numbers.filters)
+    links = [tree.Span("link", str(number), f"#note-{number}") for number in own]
+    return tree.Line(
+        [*cells, *numbers.cells, *([tree.Cell("", links=links)] if notes else [])], numbers.filters
+    )
 
 
-def _cause(status: str, why: str) -> Cell:
-    return Cell(f"{status}: {why}" if why else status, kind="cause")
+def _cause(status: str, why: str) -> tree.Cell:
+    return tree.Cell(f"{status}: {why}" if why else status, kind="cause")
 
 
-def _cause_of(why: str) -> list[Block]:
-    return [Text([why], "cause")] if why else []
+def _cause_of(why: str) -> list[tree.Block]:
+    return [tree.Text([why], "cause")] if why else []
 
 
-def _about(row: Row, comparison: Comparison) -> Iterator[Block]:
+def _about(row: Row, comparison: Comparison) -> Iterator[tree.Block]:
     yield from _cause_of(row.cause or "")
     clock = row.clock if row.timed else "wall"
     if epochs := [point for point in row.result.epochs if point.rank == row.result.epochs[0].rank]:
-        yield Box("curves", ())
+        yield tree.Box("curves", ())
         lines = [
             _numbers(  # plain ones, which the page draws
                 str(point.epoch),
@@ -140,7 +132,7 @@ def _about(row: Row, comparison: Comparison) -> Iterator[Block]:
             for point in epochs
         ]
         caption = f"After each epoch, in {clock} time"
-        yield Table(caption, EPOCHS, lines, "epochs", f"{caption}, {row.key}")
+        yield tree.Table(caption, EPOCHS, lines, "epochs", f"{caption}, {row.key}")
     if ranks := _seconds(row.result.ranks):
         phases = list(dict.fromkeys(phase for rank in row.result.ranks for phase in rank.seconds))
         lines = [
@@ -148,19 +140,21 @@ def _about(row: Row, comparison: Comparison) -> Iterator[Block]:
             for name, seconds in ranks.items()
         ]
         caption = f"Seconds by phase, in {clock} time"
-        heads = [Head("Rank"), *map(Head, phases)]
-        yield Table(caption, heads, lines, "phases", f"{caption}, {row.key}")
+        heads = [tree.Head("Rank"), *map(tree.Head, phases)]
+        yield tree.Table(caption, heads, lines, "phases", f"{caption}, {row.key}")
     for name, text in (("Certificate", _certificate(row)), *(("Note", flag) for flag in row.result.flags)):
         if text:
-            yield Text([Span("strong", name), f" {text}"])
-    yield Text([Span("strong", "Spec"), ", without defaults, in the command that repeats the run:"])
-    yield Source(repeat_command(row.run, row.result.runtime))
+            yield tree.Text([tree.Span("strong", name), f" {text}"])
+    yield tree.Text(
+        [tree.Span("strong", "Spec"), ", without defaults, in the command that repeats the run:"]
+    )
+    yield tree.Source(repeat_command(row.run, row.result.runtime))
     files = [part for link in _files(row, comparison) for part in (", ", link)]
-    yield Text([Span("strong", "Files"), " ", *files[1:]])
+    yield tree.Text([tree.Span("strong", "Files"), " ", *files[1:]])
 
 
-def _numbers(*texts: str) -> Line:
-    return Line([*map(Cell, texts)])
+def _numbers(*texts: str) -> tree.Line:
+    return tree.Line([*map(tree.Cell, texts)])
 
 
 def _seconds(ranks: Sequence[RankResult]) -> Mapping[str, Mapping[str, float]]:
@@ -191,12 +185,14 @@ def _certificate(row: Row) -> str:
     )
 
 
-def _files(row: Row, comparison: Comparison) -> list[Span]:
+def _files(row: Row, comparison: Comparison) -> list[tree.Span]:
     """What the results directory holds of this run."""
     files = {"Log": row.result.log, "Result": "result.json", "Events": "events.jsonl"}
     if isinstance(comparison.windows.get(row.key), Windows):
         files["Timeline"] = "timeline.json"
-    return [Span("link", name, f"{quote(row.key)}/{quote(file)}") for name, file in files.items() if file]
+    return [
+        tree.Span("link", name, f"{quote(row.key)}/{quote(file)}") for name, file in files.items() if file
+    ]
 
 
 def _notes(row: Row) -> list[str]:
