@@ -85,7 +85,7 @@ def _published(comparison: Comparison) -> Iterator[tree.Section]:
     if not lines and not lab:
         return
     about = [
-        f"{lab.title}. tree.Source: {lab.source}." if lab else "",
+        f"{lab.title}. Source: {lab.source}." if lab else "",
         "Speedups are relative to one node of the same block."
         if any(line.published_speedup for line in lines)
         else "",
