@@ -48,14 +48,16 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import column_lines, epoch_lines, result_lines, summary_lines
     from orchestrator.report.render.page import page_of
-    from orchestrator.report.topics import concluded
+    from orchestrator.report.topics import asked_by
     from orchestrator.results.csv_text import csv_text
 
     check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
-    plots = draw(comparison)
+    asked = asked_by(comparison)
+    claims = asked.decided()
+    plots = draw(comparison, claims)
     drawn = renderer.draw([plot.spec for plot in plots])
-    claims, findings = concluded(comparison)
+    findings = asked.findings(claims)
     page = page_of(comparison, findings, claims, plots)
     for file, lines in (
         (paths.summary, summary_lines(comparison, claims)),
