@@ -1,13 +1,14 @@
 """The sentences of findings: a template over the data of each kind, so that text and data cannot differ.
 
 topics/NAME.j2 has a block for each kind of finding of the topic, in the words that a report shows. A block
-reads the data of the finding and nothing else.
+reads the data of the finding and nothing else. Lines are joined by a space, and by none before a
+punctuation mark.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,15 +19,17 @@ from orchestrator.report import formats
 from orchestrator.report.formats import percent, points_bound, ratio
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.spread import span
 
 Data = Mapping[str, Any]
+_BEFORE_MARKS = re.compile(r"[ \n]*\n[ \n]*(?=[,;:.)]+(?:\s|$))")
 
 
 def sentence(kind: str, data: Data) -> str:
     """The text of a finding. Raises UndefinedError if the data lacks what its template reads."""
     template, render = _blocks()[kind]
     text = "".join(render(template.new_context(dict(data))))
-    return re.sub(r"[ \n]+", " ", text).strip()
+    return re.sub(r"[ \n]+", " ", _BEFORE_MARKS.sub("", text)).strip()
 
 
 @cache
@@ -89,6 +92,11 @@ def share(value: float | None) -> str:
     return "an unknown share" if value is None else percent(value)
 
 
+def between(ends: Sequence[float], write: str) -> str:
+    """`4.00–4.20 s`: two values as the named filter writes them, or one if both look equal."""
+    return span(ends[0], ends[1], FILTERS[write])
+
+
 def comma(loop: LoopContext, last: str = "and") -> str:
     """What stands after an item of an enumeration: `a, b and c`."""
     return "" if loop.last else f" {last} " if loop.revindex == 2 else ", "
@@ -118,6 +126,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "short": formats.short,
     "significant": formats.significant,
     "size": formats.size,
+    "span": between,
     "whole": formats.whole,
     "written": written,
 }
