@@ -11,7 +11,7 @@ from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence, said
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds, short, size
 from orchestrator.report.metrics.clock import MAX_ERROR, ClockError, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import ClusterShape
@@ -36,7 +36,7 @@ def disturbed(comparison: Comparison) -> Findings:
         yield said(
             "disturbed",
             f"The machine was busy: in {len(lost)} of the {count(len(rows), 'run')} whose ranks could have "
-            f"had a core each, a rank waited for its core during over {BUSY:.0%} of its time. "
+            f"had a core each, a rank waited for its core during over {percent(BUSY)} of its time. "
             f"{'Times are not compared. ' if untimed else ''}"
             "Stop other processes, and run the sweep again with another --out.",
             lost,
@@ -74,7 +74,9 @@ def cluster_time(view: WorkloadView) -> Findings:
     waited = max(row.without_core for row in error.rows)
     able = sum(row.cluster is not None and fits_cores(row.wall_result) for row in rows)
     checked = (
-        f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
+        f"all {count(able, 'run')}"
+        if able == len(error.rows)
+        else f"{len(error.rows)} of {count(able, 'run')}"
     )
     yield said(
         "cluster_time_uncalibrated" if off else "cluster_time",
@@ -125,7 +127,7 @@ def cpu_inflation(comparison: Comparison) -> Findings:
     unknown = [row for row in shared if row.key not in inflation]
     if not shared or not inflation:
         return
-    low, high = f"{min(inflation.values()):.3g}", f"{max(inflation.values()):.3g}"
+    low, high = ratio(min(inflation.values())), ratio(max(inflation.values()))
     text = (
         f"Ranks of {count(len(shared), 'run')} with a cluster time shared cores, and so caches. Cluster "
         f"time divides the CPU time of their work by {low if low == high else f'{low} to {high}'}. This is "
@@ -151,7 +153,7 @@ def real_nodes(comparison: Comparison) -> Findings:
 def _of_virtual_nodes(view: WorkloadView, rows: Sequence[Row], error: ClockError | None) -> Finding:
     """What the times of virtual nodes stand for, and their error where the same runs had real nodes."""
     prices = {row.result.environment.get("seconds_per_sample") for row in rows}
-    given = [f"{price:g} s" for price in sorted(price for price in prices if price)]
+    given = [seconds(price) for price in sorted(price for price in prices if price)]
     sampled = any(row.is_sampled for row in rows)
     measured = ""
     if None in prices:
@@ -204,11 +206,10 @@ def _software(real: Calibrated | None, transports: Sequence[str]) -> str:
             f"{runs} on {real.runs.node_kind}, in {real.runs.directory}."
         )
     if others or not measured:
-        most = f"{UNKNOWN.bytes_per_s / 1e9:g} GB/s"
         over = f"Over {listed(others)}, the" if measured else "The"
         sentences.append(
-            f"{over} software of a message takes {UNKNOWN.message_s * 1e6:g} µs, and moves at most {most} "
-            "between nodes."
+            f"{over} software of a message takes {seconds(UNKNOWN.message_s)}, and moves at most "
+            f"{size(UNKNOWN.bytes_per_s)}/s between nodes."
         )
     return " ".join(sentences)
 
@@ -256,7 +257,7 @@ def shared_cores(view: WorkloadView) -> Findings:
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (
         f"Runs on {_on(shapes)} shared {counted(cores, 'core')}: their wall-clock speedup cannot exceed "
-        f"{limit:.3g}, and does not predict that of as many machines."
+        f"{short(limit)}, and does not predict that of as many machines."
     )
     data: dict[str, Any] = {"shapes": [shape.short for shape in shapes], "cores": cores, "limit": limit}
     most = shapes[-1]
