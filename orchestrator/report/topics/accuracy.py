@@ -14,11 +14,12 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
+from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, SURVIVAL, as_written, parameters
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.topics.topic import Findings, Topic
 
+LABELLED = (*LR_SCHEDULE_FIELDS, *SURVIVAL, "lr", "accumulate", "recompute", "debug")  # beside parameters
 ACCURACIES = Scaling("accuracy", Q.accuracy, "Test accuracy", "test accuracy")
 STALENESSES = Scaling(
     "staleness", Q.staleness_mean, "Staleness of gradients", "updates by others", in_overview=False
@@ -166,10 +167,10 @@ def variants(view: WorkloadView) -> Findings:
 
 
 def _differing_parameters(*groups: Group) -> list[dict[str, str | None]]:
-    """The parameters in which two groups of one strategy differ."""
+    """The parameters, and fields that a label shows, in which two groups of one strategy differ."""
     runs = [group.first.run for group in groups]
     one, other = (
-        parameters(run, "strategy") | {name: str(getattr(run, name)) for name in LR_SCHEDULE_FIELDS}
+        parameters(run, "strategy") | {name: as_written(getattr(run, name)) for name in LABELLED}
         for run in runs
     )
     names = [name for name in one | other if one.get(name) != other.get(name)]

@@ -439,6 +439,14 @@ def test_fewer_updates_explain_a_loss_on_the_same_samples_from_the_same_weights(
     assert {row.strategy for row in finding.rows} == {"serial", "ddp", "gossip"}
 
 
+@pytest.mark.parametrize("field", [{"accumulate": 4}, {"checkpoint_epochs": 1}, {"lr": 0.5}])
+def test_variants_of_a_strategy_state_what_differs(field: dict[str, Any]) -> None:
+    """Two configurations that a label distinguishes, and that are said to differ in nothing."""
+    runs = [a_run("serial"), a_run("ddp", nodes=2), a_run("ddp", nodes=2, **field)]
+    finding = finding_of(a_comparison(*runs), "variant")
+    assert [[*each] for each in finding.data["parameters"]] == [[*field], [*field]]
+
+
 # Partitioners
 
 
