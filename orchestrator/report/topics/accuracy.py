@@ -61,19 +61,21 @@ def best_accuracy(view: WorkloadView) -> Findings:
 
 
 def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> dict[str, Any]:
-    """The strategies with another accuracy than serial, as good a one, and those of which it is unknown."""
+    """The strategies that gain, keep or lose serial's accuracy, and those of which that is unknown."""
     claimed: dict[str, dict[str, Any]] = {}
+    kept: dict[str, list[str]] = {}
     for each in against:
         if each.verdict == "more" or (each.verdict == "less" and not each.keeps):
             change = f"{each.level} to {'gain' if each.verdict == 'more' else 'lose'}"
             claimed.setdefault(change, {})[view.name(each.left)] = each.data()
-    others = [each for each in against if each.verdict != "more"]
+        elif each.decision and each.keeps:
+            kept.setdefault(each.level, []).append(view.name(each.left))
+    unknown = [each for each in against if each.verdict == "undecided" and not each.keeps]
     return {
         "claimed": claimed,
-        "kept": [view.name(each.left) for each in others if each.keeps],
-        "unknown": [
-            view.name(each.left) for each in others if each.verdict == "undecided" and not each.keeps
-        ],
+        "kept": kept,
+        "equal_to_serial": [view.name(each.left) for each in against if each.verdict == "equal"],
+        "unknown": [view.name(each.left) for each in unknown],
     }
 
 

@@ -439,6 +439,11 @@ def test_fewer_updates_explain_a_loss_on_the_same_samples_from_the_same_weights(
     assert {row.strategy for row in finding.rows} == {"serial", "ddp", "gossip"}
 
 
+def test_equal_accuracies_of_one_seed_show_nothing() -> None:
+    data = finding_of(a_comparison(a_run("serial"), a_run("ddp", nodes=2)), "best_accuracy").data
+    assert (data["kept"], data["equal_to_serial"]) == ({}, ["ddp over gloo"])
+
+
 @pytest.mark.parametrize("field", [{"accumulate": 4}, {"checkpoint_epochs": 1}, {"lr": 0.5}])
 def test_variants_of_a_strategy_state_what_differs(field: dict[str, Any]) -> None:
     """Two configurations that a label distinguishes, and that are said to differ in nothing."""
