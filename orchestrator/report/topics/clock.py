@@ -16,7 +16,7 @@ from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import Drift, time_drift
 from orchestrator.report.topics.topic import Findings, Topic
-from orchestrator.results.limits import shows_load
+from orchestrator.results.limits import rank_quota, shows_load
 from trainer.time_model.described import UNKNOWN
 
 MOST_DISTURBED = 0.25  # of the runs that show it
@@ -68,6 +68,7 @@ def _of_traces(view: WorkloadView, rows: Sequence[Row]) -> dict[str, Any]:
         "shared_cores": any(row.wall.shares_cores for row in rows),
         "links_not_enforced": any(row.link_not_enforced for row in rows),
         "waited_for_cores": any(row.without_core > MAX_CONTENTION for row in rows),
+        "quotas": any(rank_quota(row.run, row.wall_result.runtime_info) < 1 for row in rows),
         "exchanging": len(several),
         "unpriced": [view.name_on(group) for group in unpriced],
         "of": sum(row.cluster is not None and fits_cores(row.wall_result) for row in rows),
