@@ -11,7 +11,7 @@ from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.learning import target_reached
+from orchestrator.report.quantities.learning import learned, target_reached
 from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.topics.topic import Findings, Topic
@@ -24,11 +24,12 @@ def front(view: WorkloadView) -> Findings:
     front if another is claimed to be better in one, and is at least as good in the other as measured.
     Strategies that do the same work per step count as equally fast.
     """
-    groups = [
+    known = [
         group
         for group in timed(_compared(view))
         if Q.accuracy.sample(group) and not any(map(target_reached, group.ok_rows))
     ]
+    groups = [group for group in known if all(learned(row) is not False for row in group.ok_rows)]
     if len(groups) < 2 or all(group.serial for group in groups):
         return
     accuracies, times = yield [Ask.among(Q.accuracy, groups), Ask.among(Q.train_s, one_per_work(groups))]
@@ -48,6 +49,7 @@ def front(view: WorkloadView) -> Findings:
         evidence(groups),
         {
             "at": view.times_at + view.of_ranked,
+            "not_learned": [view.name(group) for group in known if group not in groups],
             "on": on,
             "off": off,
             "undecided": unknown,
