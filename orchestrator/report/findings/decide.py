@@ -202,11 +202,9 @@ class Compared:
         """The interval of the difference or ratio, at the corrected level, within what is possible."""
         if self.decision is None:
             return None
-        quantity = self.quantity
-        low, high = (
-            quantity.possible(each, self.right) for each in (self.decision.low, self.decision.high)
-        )
-        return quantity.unscaled(low), quantity.unscaled(high)
+        bounds = self.decision.low, self.decision.high
+        low, high = (self.quantity.possible(bound, self.right) for bound in bounds)
+        return self.quantity.unscaled(low), self.quantity.unscaled(high)
 
     @property
     def seeds_to_decide(self) -> int | None:

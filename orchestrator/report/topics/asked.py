@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.findings.base import evidence, said
+from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
@@ -24,23 +24,18 @@ def questions(comparison: Comparison) -> Findings:
     ]
     for (question, groups), answer in zip(asked, answers, strict=True):
         if not answer.compared:
-            yield said(
-                "asked_unanswered",
-                f"No {question.measure} to compare of {_written(question.compare)} and "
-                f"{_written(question.against)}.",
-                evidence(groups),
-                {"measure": question.measure},
-            )
+            sides = {"compare": question.compare, "against": question.against}
+            yield Finding("asked_unanswered", evidence(groups), {"measure": question.measure, **sides})
             continue
         (compared,) = answer.compared
-        one, other = map(comparison.name_on, groups)
-        verb = "reached" if question.measure == "accuracy" else "took"
-        left, right = map(compared.quantity.write, compared.values)
-        yield said(
+        yield Finding(
             "asked",
-            f"{one} {verb} {left}, {other} {right}{compared.aside}.",
             evidence(groups),
-            {"measure": question.measure, "compared": compared_data([compared])},
+            {
+                "measure": question.measure,
+                "names": [*map(comparison.name_on, groups)],
+                "compared": compared_data([compared]),
+            },
         )
 
 
@@ -59,11 +54,6 @@ def _pairs(question: Question, groups: Sequence[Group]) -> list[tuple[Group, Gro
     if len(groups) != 2 or not (question.measure == "accuracy" or times_compare(*groups)):
         return []
     return [(groups[0], groups[1])]
-
-
-def _written(selection: dict[str, object]) -> str:
-    """`strategy ddp, nodes 4`"""
-    return ", ".join(f"{field} {value}" for field, value in selection.items())
 
 
 TOPIC = Topic(sweep_rules=(questions,))
