@@ -70,7 +70,7 @@ def front(view: WorkloadView) -> Findings:
 
 
 def _dominates(one: Group, other: Group, times: Answer, accuracies: Answer) -> bool:
-    """Whether `one` is claimed to be better in one quantity, and was measured no worse in the other."""
+    """Whether `one` is claimed to be better in one quantity, and has no worse a mean in the other."""
     left, right = (Q.train_s.mean_of(_timed_as(group, times)) for group in (one, other))
     no_worse = left <= right and Q.accuracy.mean_of(one) >= Q.accuracy.mean_of(other)
     return no_worse and (_faster(one, other, times) or accuracies.better(one, other))
