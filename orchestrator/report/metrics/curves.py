@@ -9,16 +9,19 @@ from statistics import fmean
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
+from orchestrator.report.quantities.quantity import Bounds
+from orchestrator.report.statistics.intervals import accuracy_interval
 from orchestrator.report.statistics.spread import Spread
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1."""
+    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1. interval: of 95 %."""
 
     epoch: int
     train_s: float
     accuracy: Spread
+    interval: Bounds | None
 
 
 def curve(group: Group) -> list[CurvePoint]:
@@ -28,9 +31,10 @@ def curve(group: Group) -> list[CurvePoint]:
     points = []
     for epoch in shared:
         time = Spread.of((run[epoch][0] for run in runs), geometric=True)
-        accuracy = Spread.of(run[epoch][1] for run in runs)
-        if time and accuracy:
-            points.append(CurvePoint(epoch, time.mean, accuracy))
+        reached = [run[epoch][1] for run in runs]
+        if time and (accuracy := Spread.of(reached)):
+            interval = accuracy_interval(reached, group.first.test_samples)
+            points.append(CurvePoint(epoch, time.mean, accuracy, interval))
     return points
 
 

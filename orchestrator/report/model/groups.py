@@ -15,13 +15,17 @@ Metric = Callable[[Row], float | None]
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one configuration and location, differing only in seed. At least one row, ok or not."""
+    """The runs of one configuration and location, differing only in seed. At least one row, ok or not.
+
+    dropped: why it got fewer seeds than others; empty if it did not.
+    """
 
     rows: tuple[Row, ...]
+    dropped: str = ""
 
     def on(self, clock: Clock) -> Group:
         """The runs on a clock."""
-        return Group(tuple(row.on(clock) for row in self.rows))
+        return Group(tuple(row.on(clock) for row in self.rows), self.dropped)
 
     @cached_property
     def ok_rows(self) -> tuple[Row, ...]:

@@ -26,7 +26,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.plots import Plot, draw
+from orchestrator.report.plots import Plot
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
@@ -59,6 +59,7 @@ from tests.unit.report_support import (
     in_parts,
     on_360_images,
     page_of,
+    plots_of,
     repeated,
     text_of,
     verdicts_of,
@@ -384,7 +385,7 @@ def one_of_each_kind(comparison: Comparison) -> list[Plot]:
         patch.setattr(
             "orchestrator.report.plots.FIGURES", {name: once(kind) for name, kind in FIGURES.items()}
         )
-        return draw(comparison)
+        return plots_of(comparison)
 
 
 # Findings are as in report.md, values as in numbers.txt, and runs and strategies are in no golden file.
