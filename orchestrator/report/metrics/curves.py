@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from orchestrator.report.model.groups import Group
@@ -33,9 +34,22 @@ def curve(group: Group) -> list[CurvePoint]:
         time = Spread.of((run[epoch][0] for run in runs), geometric=True)
         reached = [run[epoch][1] for run in runs]
         if time and (accuracy := Spread.of(reached)):
-            interval = accuracy_interval(reached, group.first.test_samples)
-            points.append(CurvePoint(epoch, time.mean, accuracy, interval))
+            after = partial(_accuracies, epoch)
+            shift = group.shift(f"{Q.accuracy.name} after epoch {epoch}", after, Q.accuracy.possible)
+            interval = accuracy_interval([each + shift for each in reached], group.first.test_samples)
+            shifted = accuracy.shifted(shift, ratio=False)
+            points.append(CurvePoint(epoch, time.mean, shifted, interval))
     return points
+
+
+def _accuracies(epoch: int, group: Group) -> dict[int, float]:
+    """By seed, those after an epoch."""
+    known = {
+        row.seed: [point.accuracy for point in row.result.epochs if point.epoch == epoch]
+        for row in group.ok_rows
+        if row.timed
+    }
+    return {seed: fmean(of_ranks) for seed, of_ranks in known.items() if of_ranks}
 
 
 def _epochs(row: Row) -> dict[int, tuple[float, float]]:

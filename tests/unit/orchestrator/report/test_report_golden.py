@@ -90,6 +90,7 @@ def data_parallel() -> list[RunResult]:
         ),
         *repeated("one_shot", around(0.41, 0.02), "accuracy", partitioner="contiguous", **mpi),
         *repeated("all_reduce", around(0.81, 0.02), "accuracy", partitioner="contiguous", **mpi),
+        *repeated("local_sgd", around(0.8, 0.02, 3), "accuracy", partitioner="contiguous", **mpi),
         a_run("async_parameter_server", staleness=[(0.5, 2), (1.5, 7)], **fields),
         a_run("all_reduce", lr_scaling="linear", accuracy=0.87, **mpi),
         a_run("local_sgd", lr_scaling="linear", accuracy=0.86, **mpi),
