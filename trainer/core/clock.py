@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal, get_args
 
 from trainer.core.tracer import Tracer
@@ -88,8 +88,16 @@ class Clock:
         span.counted, span.entered, span.left, span.cpu_s = self.counting, self._since, self._since, 0.0
         return span
 
-    def charge(self, samples: int) -> None:
-        """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs."""
+    @property
+    def given(self) -> bool:
+        """Whether it is given the costs of work, and measures none."""
+        return False
+
+    def charge(self, samples: int, until: Hashable = None) -> None:
+        """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs.
+
+        until: a moment in its passes; None: their end.
+        """
 
     def charge_update(self) -> None:
         """Take the cost of a step of the optimizer as CPU time, on a clock that is given costs."""

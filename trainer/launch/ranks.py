@@ -139,7 +139,10 @@ def train(
         from trainer.training.session import Session
 
         session = Session(context, task, events, comm, shared)
-    task.spec.strategy.train(session)
+    strategy = task.spec.strategy
+    if comm is not None and comm.clock.given:
+        strategy = strategy.stand_in() or strategy
+    strategy.train(session)
     result: TrainResult = session.result()
     return result
 
