@@ -54,9 +54,9 @@ class Buckets:
         self._missing = Counter(self._bucket_of.values())
         self._replica.backward(batch, weight)  # starts the buckets
         if self._buckets is None:
-            for bucket in self._divided(sorted(self._ready), inf, inf):
+            for bucket in divided(self._parameters, sorted(self._ready), inf, inf):
                 self._start(bucket)
-            self._buckets = [*self._divided(self._ready, FIRST_MIB, self._mib)]
+            self._buckets = [*divided(self._parameters, self._ready, FIRST_MIB, self._mib)]
             self._bucket_of = {each: at for at, bucket in enumerate(self._buckets) for each in bucket}
         for number in self._bucket_of.keys() ^ {*self._ready}:
             own = self._parameters[number]
@@ -78,7 +78,6 @@ class Buckets:
             while (at := len(self._started)) < len(self._buckets) and not self._missing[at]:
                 self._start(self._buckets[at])
 
-    @torch.no_grad()
     def _start(self, bucket: Iterable[int]) -> None:
         """Put gradients into one flat tensor, of which they become views, and start to average it."""
         parameters = [self._parameters[number] for number in bucket]
@@ -88,18 +87,24 @@ class Buckets:
             parameter.grad = view
         self._started.append(self._average(flat))
 
-    def _divided(self, numbers: Iterable[int], first: float, other: float) -> Iterator[list[int]]:
-        """Divide parameters into buckets, in their order. first, other: sizes of full buckets, in MiB."""
-        open_: dict[torch.dtype, list[int]] = {}
-        limits: dict[torch.dtype, float] = {}
-        for number in numbers:
-            kind = self._parameters[number].dtype
-            bucket = open_.setdefault(kind, [])
-            bucket.append(number)
-            if sum(self._parameters[each].nbytes for each in bucket) >= limits.get(kind, first) * 2**20:
-                limits[kind] = other
-                yield open_.pop(kind)
-        yield from open_.values()
+
+def divided(
+    parameters: Sequence[Tensor], numbers: Iterable[int], first: float, other: float
+) -> Iterator[list[int]]:
+    """Divide parameters into buckets of one type each, in the order of `numbers`.
+
+    first, other: the size from which on the first bucket of a type, and each other one, is full, in MiB.
+    """
+    filling: dict[torch.dtype, list[int]] = {}
+    limits: dict[torch.dtype, float] = {}
+    for number in numbers:
+        kind = parameters[number].dtype
+        bucket = filling.setdefault(kind, [])
+        bucket.append(number)
+        if sum(parameters[each].nbytes for each in bucket) >= limits.get(kind, first) * 2**20:
+            limits[kind] = other
+            yield filling.pop(kind)
+    yield from filling.values()
 
 
 def views(

@@ -106,16 +106,17 @@ class ShardedWeightsReplica(Replica):
     def weights(self) -> Tensor:
         """The full weights, see `Replica.weights`. All ranks call it."""
         with self._whole():
-            return super().weights()
+            whole: Tensor = super().weights()
+        return whole
 
     def state(self) -> dict[str, Any]:
         """See `Replica.state`. Of a sharded tensor it has this rank's rows."""
         return super().state() | {"model": self._kept()}
 
-    @torch.no_grad()
     def restore(self, state: Mapping[str, Any]) -> None:
-        for own, value in zip(self._kept(), state["model"], strict=True):
-            own.copy_(value)
+        with torch.no_grad():
+            for own, value in zip(self._kept(), state["model"], strict=True):
+                own.copy_(value)
         with self._whole():
             super().restore({**state, "model": self.model.state_dict()})
 
@@ -184,7 +185,6 @@ class Block:
         if not self.is_whole and self._request is None:
             self._request = self._gather(self.rows, self._comm)
 
-    @torch.no_grad()
     def gather(self) -> None:
         """Fill the parameters with the rows of all ranks."""
         self.start_gather()
@@ -199,7 +199,6 @@ class Block:
         self._flat.untyped_storage().resize_(0)
         self.is_whole = False
 
-    @torch.no_grad()
     def has_gradient(self, parameter: nn.Parameter) -> None:
         """Reduce the gradient of the block, and free the block, if that of each parameter is ready."""
         self._missing.discard(parameter)

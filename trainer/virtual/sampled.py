@@ -83,8 +83,10 @@ class Playing(Replica):
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         samples = batch.targets.shape[0]
-        for moment in self.sample.costs.shares if self._listener else ():
-            self._tell(cast("Moment", moment), samples)
+        if self._listener:
+            self.zero_grad()
+            for moment in self.sample.costs.shares:
+                self._tell(cast("Moment", moment), samples)
         self._clock.charge(samples)
         if self.activation_bytes is None:  # in the first step
             self.activation_bytes = self.sample.gradient(samples).activation_bytes
