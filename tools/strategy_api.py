@@ -69,8 +69,8 @@ CLASSES = {
         "comm/base.py",
         "comm",
         {
-            "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all gather "
-            "broadcast shift barrier",
+            "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all "
+            "reduce_scatter gather broadcast shift barrier",
             "Beside the computation": "iall_reduce iweighted_mean iall_gather ireduce_scatter ibroadcast "
             "ishift",
             "From rank to rank": "send recv isend irecv",

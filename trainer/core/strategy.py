@@ -129,7 +129,7 @@ class Strategy(Component):
 
     @property
     def sent_per_counted(self) -> Annotated[float, Field(ge=1, le=1000)]:
-        """Bytes that its transport sends for one that is counted, if the library is known to send more."""
+        """Bytes that gloo sends for one that is counted, if it is known to send more."""
         return 1.0
 
     @classmethod

@@ -78,4 +78,4 @@ def all_gather(rows: Tensor, comm: Communicator) -> Request:
 
 def reduce_scatter(gradient: Tensor, comm: Communicator) -> Tensor:
     """The mean of this rank's rows over the ranks, shape (n/P,). gradient: shape (n,)."""
-    return comm.ireduce_scatter(gradient).wait().div_(comm.size)
+    return comm.reduce_scatter(gradient).div_(comm.size)

@@ -67,6 +67,10 @@ class SampledCommunicator(VirtualCommunicator):
         self._meet(Kind.ALL_GATHER, buffer.nbytes)
         return buffer.new_empty(self.size, len(buffer))
 
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        self._meet(Kind.REDUCE_SCATTER, buffer.nbytes)
+        return buffer.new_empty(len(buffer) // self.size)
+
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._meet(Kind.BROADCAST, buffer.nbytes, peer=root)
 

@@ -108,14 +108,14 @@ def strategy_caveats(comparison: Comparison) -> Findings:
 def sent_beyond_count(comparison: Comparison) -> Findings:
     """Configurations whose transport is known to send more bytes than are counted."""
     for group in comparison.groups:
-        factor = group.first.run.strategy.sent_per_counted
-        counted = Q.bytes_sent_per_rank.over(group)
+        run, counted = group.first.run, Q.bytes_sent_per_rank.over(group)
+        factor = run.strategy.sent_per_counted if run.transport == "gloo" else 1.0
         if factor > 1 and counted and counted.mean:
-            transport, sent = group.first.run.transport, factor * counted.mean
+            sent = factor * counted.mean
             yield Finding(
                 "sent_beyond_count",
                 f"{group.strategy_label} on {group.shape.label}: a rank sends {size(sent)} over "
-                f"{transport}, and {size(counted.mean)} are counted. The reduce-scatter of {transport} is "
+                f"gloo, and {size(counted.mean)} are counted. The reduce-scatter of gloo is "
                 "an all-reduce, which sends twice as much.",
                 evidence([group]),
                 {"strategy": group.strategy_label, "counted": counted.mean, "sent": sent},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.nonblocking import Request
 from trainer.core.clock import Clock
 from trainer.parallel.buckets import Buckets, divided
+from trainer.parallel.sharded_weights import ShardedWeightsReplica
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.zero3 import all_gather, reduce_scatter
 from trainer.training.loader import BatchLoader
 from trainer.training.replica import Replica
 from trainer.training.task import Task
@@ -78,11 +81,21 @@ def test_buckets_change_no_bit(fields: dict[str, Any]) -> None:
     assert [each.state_bytes for each in parts.results] == [each.state_bytes for each in whole.results]
 
 
-@pytest.mark.parametrize("strategy", ["zero1", SMALL_BUCKETS, "zero3"], ids=str)
-def test_training_resumes_with_the_same_bits(strategy: Any, tmp_path: Path) -> None:
-    fields = {"optimizer": "adam", "lr": 0.01, "model": {"name": "mlp", "hidden": [9, 8]}}
-    whole = train(strategy, 3, **fields, epochs=3)
-    train(strategy, 3, tmp_path, **fields, epochs=3, checkpoint_epochs=2)
-    resumed = train(strategy, 3, tmp_path, **fields, epochs=3, checkpoint_epochs=2)
-    assert [each.fields["epoch"] for each in resumed.of("epoch", 0)] == [3]
-    assert np.array_equal(resumed.weights, whole.weights)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_rank_of_zero3_resumes_with_its_rows_and_holds_no_more(reshard: bool) -> None:
+    task = Task(RunSpec.model_validate({**SMALL, "optimizer": "adam", "strategy": "zero3"}), Path())
+    batches = [batch for batch, _ in BatchLoader(task.data.train, task.spec, task.rngs, 0, 1).batches(1)]
+    comm = MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
+    made = [
+        ShardedWeightsReplica(task.build_model(0, seed), task, comm, all_gather, reduce_scatter, reshard)
+        for seed in (0, 1)
+    ]
+    for at, replica in enumerate(made):
+        for batch in batches[3 * at : 3 * at + 3]:
+            for each in made[: at + 1]:
+                each.backward(batch)
+                each.step()
+        if not at:
+            made[1].restore(deepcopy(replica.state()))
+    assert torch.equal(made[0].weights(), made[1].weights())
+    assert all(not each.untyped_storage().nbytes() for each in made[0].model.parameters())

@@ -15,6 +15,7 @@ from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.report_support import a_run
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.local_sgd import LocalSGD
 from trainer.virtual.options import VirtualOptions
 
 
@@ -54,7 +55,7 @@ PARAMETER_SERVER = {"strategy": "async_parameter_server"}
     ("options", "fields", "reason"),
     [
         ({}, {}, "None"),
-        ({}, {"strategy": "fsdp"}, "strategy fsdp cannot run on virtual nodes; strategy all_reduce can"),
+        ({}, {"strategy": "fsdp"}, "None"),
         (SAMPLED, {"strategy": "fsdp"}, "None"),
         ({"seconds_per_sample": 0.1}, {"strategy": HALVED}, "cost of a whole step, and ddp exchanges"),
         ({"seconds_per_sample": 0.1}, {"strategy": "ddp"}, "None"),
@@ -94,6 +95,12 @@ def test_what_cannot_be_simulated_is_refused_with_what_to_change(
     assert re.search(reason, str(configured(**options).unsupported_reason(run(**fields))))
     if options == SAMPLED:
         assert VirtualRuntime().unsupported_reason(run(**fields)) is None
+
+
+def test_shards_of_the_state_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSGD, "shards_state", True)
+    reason = configured(**SAMPLED).unsupported_reason(run(strategy="local_sgd"))
+    assert "local_sgd divides it; allowed: full" in str(reason)
 
 
 def test_only_results_with_the_same_costs_are_reused() -> None:
