@@ -32,7 +32,8 @@ class Clock:
         self.wall = wall
         self._cpu, self._all_cpu = cpu, all_cpu
         self._library_since = 0.0
-        self._library_s = dict.fromkeys(WORK, 0.0)  # CPU seconds of the other threads in phases of work
+        # CPU seconds of the other threads in phases of work.
+        self._library_s: dict[str, float] = dict.fromkeys(WORK, 0.0)
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.cpu_seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.tracer: Tracer | None = None  # of a rank that is traced
