@@ -124,7 +124,7 @@ class Strategy(Component):
     # The strategy whose final weights it gives, up to rounding: "serial", with the same batches, or
     # "all_reduce", with as many replicas.
     equals: ClassVar[Equal | None] = None
-    # Parameters of the layouts that `layout` compares: they differ in time and memory alone.
+    # Parameters of the layouts that `plan` compares: they differ in time and memory alone.
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @property

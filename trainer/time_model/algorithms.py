@@ -37,7 +37,7 @@ class Transport:
             them. A sender of the latter waits for the receiver.
         acknowledged: a send blocks until the receiving process has answered.
         overhead_s: software cost of a message, at the sender and again at the receiver.
-        core_s_per_byte: see Cluster; `python -m tests.bench overlap` measures it.
+        core_s_per_byte: see Cluster. With gloo, threads take 0.6 to 0.8 ns of CPU a byte.
         sleeps: a rank sleeps while it waits, so the CPU time of a collective is that of calling it. A rank
             that polls uses its core as long as it waits, and its CPU time says nothing.
     """
