@@ -6,7 +6,7 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.label_maps import LabelMap, label_maps
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.findings.base import said
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import bits, count, percent
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
@@ -23,20 +23,12 @@ MANY_MAPS = 8  # of more maps, those of the compared number of nodes are drawn
 
 def unverified(comparison: Comparison) -> Findings:
     """Runs that did not train on the samples of the partition, or whose replicas differ."""
-    for kind, rows, what in [
-        (
-            "not_verified",
-            [row for row in comparison.rows if row.verified is False],
-            "trained on other samples than the partition assigns",
-        ),
-        (
-            "replicas_differ",
-            [row for row in comparison.rows if row.replicas_equal is False],
-            "ended with replicas that differ; the accuracy is that of rank 0",
-        ),
-    ]:
-        if rows:
-            yield said(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
+    rows = comparison.rows
+    found = {
+        "not_verified": tuple(row for row in rows if row.verified is False),
+        "replicas_differ": tuple(row for row in rows if row.replicas_equal is False),
+    }
+    yield from (Finding(kind, of, {"runs": len(of)}) for kind, of in found.items() if of)
 
 
 def maps(subject: Subject) -> Chart | None:

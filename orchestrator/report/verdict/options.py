@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_interval, time_interval
-from orchestrator.report.formats import ABSENT, JOIN, count, points, probability
+from orchestrator.report.formats import ABSENT, JOIN, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -30,48 +30,35 @@ def options(
 
     chances: whether to show how probable each is.
     """
-    unequal = len({each.seeds for each in found}) > 1
     return tuple(
         option(
             view,
             each.group,
             claims,
-            notes=_notes(view, each, unequal),
+            note=_note(view, each),
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
             first=each is named[0],
         )
-        for each in shown(view, found, named)
+        for each in shown(found, named)
     )
 
 
-def shown(view: WorkloadView, found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
+def shown(found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
     """Those that the headline names, and the next most probable ones; dropped ones and serial come last."""
     rivals = {id(each): each for each in [*named[:MOST_NAMED], *found] if not each.group.serial}
     serial = [each for each in found if each.group.serial]
     most = [*rivals.values()][: MOST - len(serial)]
-    most.sort(key=lambda each: (_dropped(view, each.group), -each.speed.probability))
+    most.sort(key=lambda each: (bool(each.group.dropped), -each.speed.probability))
     return [*most, *serial]
 
 
-def _dropped(view: WorkloadView, group: Group) -> bool:
-    """Whether a sweep that adds seeds gave it fewer than others."""
-    dropped = view.stages.dropped if view.stages else {}
-    most = max(len(each.ok_rows) for each in view.groups)
-    return len(group.ok_rows) < most and any(row.key in dropped for row in group.rows)
-
-
-def _notes(view: WorkloadView, each: Candidate, unequal: bool) -> list[str]:
-    """How many seeds an accuracy is from, and whose accuracy decides its chance, if it is another one's.
-
-    unequal: whether the configurations have different numbers of seeds.
-    """
-    group, other = each.group, each.counts_as
-    notes = [f"{count(each.seeds, 'seed')}{', dropped' if group.dropped else ''}"] if unequal else []
-    if Q.accuracy.mean_of(group) != Q.accuracy.mean_of(other):
-        why = "gradient" if same_gradient(group, other) else "computation"
-        notes.append(f"as {view.name(other)}: same {why}")
-    return notes
+def _note(view: WorkloadView, each: Candidate) -> str:
+    """The configuration whose accuracy decides its chance, if it is another one."""
+    if Q.accuracy.mean_of(each.group) == Q.accuracy.mean_of(each.counts_as):
+        return ""
+    why = "gradient" if same_gradient(each.group, each.counts_as) else "computation"
+    return f"as {view.name(each.counts_as)}: same {why}"
 
 
 def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
@@ -100,7 +87,7 @@ def option(
     difference: str = ABSENT,
     chance: str = ABSENT,
     first: bool = False,
-    notes: Sequence[str] = (),
+    note: str = "",
 ) -> Option:
     """A configuration with its numbers.
 
@@ -109,14 +96,14 @@ def option(
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
         first: whether it is the first that the headline names.
-        notes: on its accuracy.
+        note: on its accuracy.
     """
     run, seeds = group.first.run, len(group.ok_rows)
     replicas = f"{run.replicas_in_step}{JOIN}×{JOIN}" if run.replicas_in_step > 1 else ""
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, Q.accuracy, Q.accuracy.interval(group), notes),
+        _mean(group, Q.accuracy, Q.accuracy.interval(group), note),
         difference,
         _mean(group, time, time_interval(time, group, claims)),
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
@@ -124,16 +111,14 @@ def option(
         chance,
         seeds,
         f"{replicas}{run.batch_per_replica}",
-        "reference" if group.serial else "dropped" if _dropped(view, group) else "",
+        "reference" if group.serial else "dropped" if group.dropped else "",
         first,
     )
 
 
-def _mean(
-    group: Group, quantity: Quantity, interval: Bounds | None = None, notes: Sequence[str] = ()
-) -> str:
+def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None, note: str = "") -> str:
     spread = quantity.over(group)
     if spread is None:
         return ABSENT
-    beside = ", ".join([*([span(*interval, quantity.write)] if interval else []), *notes])
+    beside = ", ".join(filter(None, [span(*interval, quantity.write) if interval else "", note]))
     return quantity.write(spread.mean) + (f" ({beside})" if beside else "")
