@@ -111,7 +111,7 @@ class Strategy(Component):
     alike_between_rounds: ClassVar[bool] = False
     # Ranks exchange within a backward pass, inference mode or autocast, whose state belongs to a thread.
     needs_thread: ClassVar[bool] = False
-    # Exchanges start within a backward pass, so a cost that is given for the whole of it does not fit.
+    # Exchanges start within a backward pass: of a cost that is given, ranks must pay a part before each.
     overlaps_backward: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None
@@ -154,6 +154,13 @@ class Strategy(Component):
     def sees_inputs(self, rank: int, ranks: int) -> bool:
         """Whether a rank's batches have inputs; otherwise they have targets only."""
         return rank >= self.servers
+
+    def stand_in(self) -> Strategy | None:
+        """The strategy that runs in its place where virtual nodes are given the costs of a step.
+
+        It has the same exchanges. None: there is none.
+        """
+        return None if self.overlaps_backward or self.shards_state else self
 
     @property
     def claimed_equal(self) -> Equal | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator
 from trainer.comm.nonblocking import Request, wait_all
-from trainer.parallel.ddp_buckets import DdpReplica
 from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 
@@ -133,12 +132,18 @@ def _sharded(value: Any, like: Tensor) -> Any:
     )
 
 
-class ShardedOptimizerReplica(DdpReplica):
-    """ZeRO-1: a full model in DDP; each tensor's owner rank updates it and broadcasts the result."""
+class ShardedOptimizerReplica(Replica):
+    """ZeRO-1: a full model; each tensor's owner rank updates it and broadcasts the result."""
 
-    def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        comm: Communicator,
+        broadcast: Callable[[Tensor, int, Communicator], Request],
+    ) -> None:
         super().__init__(model, task, comm.clock)
-        self._comm = comm
+        self._comm, self._broadcast = comm, broadcast
         self._owned = owners(self._optimizer, {id(each) for each in self._parameters}, comm.size)
         own = {id(each) for each in self._owned[comm.rank]}
         for group in self._optimizer.param_groups:
@@ -148,7 +153,7 @@ class ShardedOptimizerReplica(DdpReplica):
         """Update this rank's own tensors, broadcast them and receive those of the other ranks."""
         super().step()
         wait_all(
-            self._comm.ibroadcast(_flat(each), root)
+            self._broadcast(_flat(each), root, self._comm)
             for root, tensors in enumerate(self._owned)
             for each in tensors
         )

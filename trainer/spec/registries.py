@@ -188,6 +188,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "ddp": "trainer.strategies.ddp:Ddp",
         "zero1": "trainer.strategies.zero1:Zero1",
         "zero2": "trainer.strategies.zero2:Zero2",
+        "zero3": "trainer.strategies.zero3:Zero3",
         "fsdp": "trainer.strategies.fsdp:Fsdp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",

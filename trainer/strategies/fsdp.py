@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
 from trainer.models.base import several_types
+from trainer.strategies.zero3 import Zero3
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -56,6 +57,9 @@ class Fsdp(Strategy):
         if model.scalar:
             return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
         return several_types(model)
+
+    def stand_in(self) -> Strategy | None:
+        return Zero3(uneven=self.uneven, reshard=self.reshard)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica

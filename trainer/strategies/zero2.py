@@ -45,11 +45,13 @@ class Zero2(Strategy):
 
     uneven: Uneven = "join"
 
+    def stand_in(self) -> Strategy | None:
+        return self
+
     def train(self, session: Session) -> None:
         from trainer.parallel.sharded_gradient import ShardedGradientReplica
 
-        model = session.task.build_model(session.rank)
-        replica = ShardedGradientReplica(model, session.task, session.comm, reduce_scatter, all_gather)
+        replica = session.replica_of(ShardedGradientReplica, reduce_scatter, all_gather)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):

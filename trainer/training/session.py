@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 MEAN = MeanAggregation()
+Own = TypeVar("Own", bound=Replica)
 
 
 class Session:
@@ -111,6 +112,17 @@ class Session:
         """
         model = self.task.build_model(self._replica_number, weights_seed, self.comm.device)
         return Replica(model, self.task, self.clock)
+
+    def replica_of(self, kind: type[Own], *arguments: Any) -> Own:
+        """Like `replica`, of a kind of its own.
+
+        Args:
+            kind: a class of replicas. It gets the torch module, the task, the communicator and `arguments`.
+        """
+        model = self.task.build_model(self._replica_number, device=self.comm.device)
+        make: Any = kind
+        replica: Own = make(model, self.task, self.comm, *arguments)
+        return replica
 
     def common_state(self, **values: Tensor | int) -> SimpleNamespace:
         """The state that all ranks hold alike beside the weights, such as a velocity or a count of steps.

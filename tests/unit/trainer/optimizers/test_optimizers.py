@@ -172,7 +172,7 @@ def test_novograd_keeps_one_second_moment_per_layer() -> None:
     assert torch.equal(replica.optimizer_state(), state / 2)
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp", "tensor_parallel"])
 @pytest.mark.parametrize("optimizer", ["novograd", "lars", "lamb"])
 def test_a_layerwise_optimizer_needs_full_gradients(strategy: str, optimizer: str) -> None:
     with pytest.raises(ValidationError) as caught:
