@@ -50,7 +50,7 @@ CLASSES = {
             "Averages of weights": "averaging_weight aggregate averaged evaluate_final_weights",
             "Aggregations of gradients": "takes_plain_mean sent_gradient aggregate_gradients "
             "samples_in_step",
-            "Runs that resume, and ranks that return": "steps_taken common_state",
+            "Runs that resume, and ranks that return": "steps_taken common_state own_state restarting",
             "Parameter servers": "is_server server_steps report_staleness",
         },
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainer.core.participation import Participants, Round, Rounds
-from trainer.core.strategy import ALL_TRANSPORTS, Init, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +52,7 @@ class Gossip(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     graph: Graph = Field("ring", description="which nodes are neighbours")
     order: Literal["mix_then_step", "step_then_mix"] = Field(

@@ -89,9 +89,7 @@ class LocalSGD(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank if self.init == "independent" else 0)
         session.start(replica, self.init)
-        # A resumed run has taken some steps of the round before the checkpoint.
-        steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
-        round_ = session.common_state(steps=steps)
+        round_ = session.common_state(steps=0)  # of the present round
         for epoch in session.epochs(
             evaluate="average", weighting=self.weighting, aggregation=self.aggregation
         ):
