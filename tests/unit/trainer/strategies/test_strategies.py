@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -309,17 +309,18 @@ def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
 
 
 def reference(
-    schedule: Sequence[Sequence[int]], steps_per_round: int, weighting: str, mu: float = 0.0
+    schedule: Sequence[Sequence[int]], steps_per_round: Sequence[int], weighting: str, mu: float = 0.0
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """Local SGD in plain torch, with the proximal term of FedProx.
+    """Local SGD in plain torch, with the proximal term of FedProx. steps_per_round: of each, and more.
 
     Returns the weights, and the samples of each node and epoch.
     """
     task, batches = loaded("local_sgd")
     model, steps = task.build_model(0), len(batches[0])
     counts = [[0] * task.spec.epochs for _ in range(3)]
-    start, length = flat(model.parameters()), steps_per_round
-    for number, first in enumerate(range(0, steps, length)):
+    start = flat(model.parameters())
+    firsts = (each for each in accumulate(steps_per_round, initial=0) if each < steps)
+    for number, (first, length) in enumerate(zip(firsts, steps_per_round, strict=False)):
         total, weights = torch.zeros_like(start), 0
         for node in schedule[number % len(schedule)]:
             set_weights(model, start)
@@ -353,9 +354,14 @@ DELAYED = {"name": "delayed_all_reduce"}
             {"model": "lenet", **PARTS},
         ),
         ({**DELAYED, "delay": 0}, {"name": "all_reduce"}, {**PARTS, **MOMENTUM}),
+        (
+            {"name": "local_sgd", "local_steps": [{"steps": 4}]},
+            {"name": "local_sgd", "local_steps": 4},
+            PARTS,
+        ),
     ],
 )
-def test_strategies_that_overlap_are_their_twins_where_nothing_overlaps(
+def test_strategies_are_their_twins_bit_for_bit(
     strategy: dict[str, Any], twin: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     found, expected = train(strategy, 3, **fields), train(twin, 3, **fields)
@@ -443,8 +449,8 @@ def test_rounds_equal_reference(
     taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
     rounds = {} if strategy["name"] == "one_shot" else {"local_steps": H}  # else the run is one round
     training = train({**strategy, **rounds, "weighting": weighting, **taking_part}, 3, **PARTS)
-    length = rounds.get("local_steps", 100)
-    weights, counts = reference(schedule, length, weighting, strategy.get("mu", 0.0))
+    lengths = [rounds.get("local_steps", 100)] * 100
+    weights, counts = reference(schedule, lengths, weighting, strategy.get("mu", 0.0))
     close(training.weights, weights)
     assert training.same_weights
 
@@ -458,6 +464,15 @@ def test_rounds_equal_reference(
     assert [split.coverage for split in certificate.splits] == [
         sum(each[epoch] for each in counts) / 120 for epoch in range(3)
     ]
+
+
+def test_local_steps_can_follow_a_schedule() -> None:
+    """Of 7 steps per epoch: an entry begins with the steps of the round in progress, 1 and then 3."""
+    stages = [{"steps": 3, "until": 1}, {"steps": 5, "until": 2}, {"steps": 1}]
+    lengths = [3, 3, 5, 4, *([1] * 100)]
+    found = train({"name": "local_sgd", "local_steps": stages}, 3, **PARTS)
+    assert found.results[0].steps == 3 * 7
+    close(found.weights, reference(EVERYONE, lengths, "size")[0])
 
 
 def test_the_certificate_counts_rounds() -> None:
