@@ -103,6 +103,7 @@ DECLARED: dict[str, dict[str, str]] = {
         "autocasts": "",
         "every_gradient": "",
         "needs_thread": "",
+        "optimizers": "",
         "cuts_model": "",
         "full_gradients": "",
         "shards_state": "",

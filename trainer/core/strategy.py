@@ -79,6 +79,8 @@ class Strategy(Component):
     cuts_model: ClassVar[bool] = False
     # False: every rank trains on the whole training set.
     uses_partition: ClassVar[bool] = True
+    # The optimizers of its mathematics; empty: any.
+    optimizers: ClassVar[tuple[str, ...]] = ()
     # False: each rank has only a part of a layer's gradient.
     full_gradients: ClassVar[bool] = True
     # Ranks divide gradients or optimizer state among them, so each computes less if there are more.

@@ -91,16 +91,17 @@ class Gossip(Strategy):
                     mix(replica, session.comm, distances, batch.round)
                 if batch.samples:
                     nodes = batch.round.ranks if batch.round else session.comm.parent_ranks
-                    replica.scaled_step(self.step_scale(batch, nodes))
+                    replica.scaled_step(step_scale(self.weighting, batch, nodes))
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances, batch.round)
         replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
 
-    def step_scale(self, batch: Batch, nodes: Collection[int]) -> float:
-        """p_i: the node's share of the samples of a step of these nodes, times their number."""
-        if self.weighting == "equal":
-            return 1.0
-        return batch.samples * len(nodes) / sum(batch.in_step[node] for node in nodes)
+
+def step_scale(weighting: Weighting, batch: Batch, nodes: Collection[int]) -> float:
+    """p_i: the node's share of the samples of a step of these nodes, times their number."""
+    if weighting == "equal":
+        return 1.0
+    return batch.samples * len(nodes) / sum(batch.in_step[node] for node in nodes)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:

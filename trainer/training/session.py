@@ -316,7 +316,7 @@ class Session:
     def epochs(
         self,
         *,
-        evaluate: Literal["replicas", "local", "average", "server"] = "replicas",
+        evaluate: Literal["replicas", "local", "average", "server"] | Callable[[], Tensor] = "replicas",
         weighting: Weighting | None = "equal",
         aggregation: Aggregation = MEAN,
     ) -> Iterator[int]:
@@ -330,7 +330,8 @@ class Session:
             evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
                 hold; each evaluates its share of the test split. "local": each rank's own weights, on the
                 whole test split. "average": what `aggregate` makes of all ranks' weights; then each rank
-                continues with its own. "server": the server's weights, which all ranks receive.
+                continues with its own. "server": the server's weights, which all ranks receive. A function:
+                the weights that it returns, the same on all ranks, as with "average".
             weighting: how the average is weighted, see `averaging_weight`.
             aggregation: the rule of the average.
         """
@@ -362,7 +363,7 @@ class Session:
         self,
         epoch: int,
         target: Target,
-        evaluate: str,
+        evaluate: str | Callable[[], Tensor],
         weighting: Weighting | None,
         aggregation: Aggregation,
     ) -> bool:
@@ -372,9 +373,11 @@ class Session:
         loss = None if self.is_server or replica.loss is None else replica.loss.item()
         with self.clock.phase("evaluate"):
             consensus: dict[str, float] = {}
-            if evaluate == "average":
+            own: Tensor | None = None
+            if evaluate == "average" or callable(evaluate):
                 own = replica.weights()
-                mean = self.aggregate(own, self.averaging_weight(weighting), aggregation)
+                weight = self.averaging_weight(weighting)
+                mean = evaluate() if callable(evaluate) else self.aggregate(own, weight, aggregation)
                 consensus["consensus_distance"] = self._rms((own - mean).norm())
                 replica.set_weights(mean)
             elif evaluate == "server":
@@ -382,7 +385,7 @@ class Session:
             accuracy, test_loss = self._metrics.evaluated = self.evaluate(
                 replica, alone=evaluate == "local"
             )
-            if evaluate == "average":
+            if own is not None:
                 replica.set_weights(own)
             reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
             self._metrics.report(

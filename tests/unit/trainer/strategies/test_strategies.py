@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, cycle, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,18 @@ import torch
 from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
-from tests.unit.training import SMALL, train
+from tests.unit.plain_torch import PARTS, close, flat, gradient, loaded, set_weights, task_of
+from tests.unit.training import train
 from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
-from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import outer_step
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
-from trainer.training.loader import Batch, BatchLoader
+from trainer.training.loader import BatchLoader
 from trainer.training.replica import Replica
 from trainer.training.session import Session
-from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 # Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
@@ -57,25 +55,8 @@ def nodes(name: str, workers: int) -> int:
     return workers + STRATEGIES.load(name).servers
 
 
-def close(left: Any, right: Any) -> None:
-    np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
-
-
 def differ(left: np.ndarray, right: np.ndarray) -> None:
     assert np.abs(left - right).max() > 1e-4
-
-
-def task_of(strategy: str, ranks: int, **fields: Any) -> Task:
-    run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
-    return Task(RunSpec.model_validate(run), Path())
-
-
-def flat(tensors: Any) -> torch.Tensor:
-    return torch.cat([each.detach().flatten() for each in tensors])
-
-
-def gradient(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return flat(torch.autograd.grad(nll_loss(model(inputs), targets), [*model.parameters()]))
 
 
 # State, samples and bytes of ranks
@@ -293,19 +274,6 @@ def test_the_first_round_of_a_server_starts_from_its_defaults() -> None:
 EVERYONE = [[0, 1, 2]]
 SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
 H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
-PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
-
-
-def loaded(strategy: str, nodes: int = 3, **fields: Any) -> tuple[Task, list[list[Batch]]]:
-    """The task of a run in which all nodes take part, and the batches of each."""
-    task = task_of(strategy, nodes, **{**PARTS, **fields})
-    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, node, nodes) for node in range(nodes)]
-    epochs = range(1, task.spec.epochs + 1)
-    return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
-
-
-def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
-    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
 
 
 def reference(

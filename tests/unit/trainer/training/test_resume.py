@@ -78,7 +78,21 @@ WITH_STATE: list[dict[str, Any]] = [
     {"name": "fedopt", "local_steps": 4},
     {"name": "fedprox", "local_steps": 4},
     {"name": "gossip"},
+    {"name": "hierarchical_sgd", "local_steps": 2, "group_size": 3},
+    {"name": "elastic_averaging", "local_steps": 4},
+    {"name": "noloco", "local_steps": 4},
+    {"name": "scaffold", "local_steps": 4},
+    {"name": "fednova", "local_steps": 4},
+    {"name": "push_sum", "graph": "random", "overlap": 2},
+    {"name": "sparta", "delay": 2},
 ]
+IN_FLIGHT: dict[str, Any] = {**MOMENTUM, "batch_size": 5, "checkpoint_steps": 7}
+
+
+def of_optimizer(strategy: str) -> dict[str, Any]:
+    return {"optimizer": "sgd"} if strategy == "scaffold" else {}
+
+
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
 INDUCTION = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "epochs": 2}
@@ -96,7 +110,7 @@ MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
         pytest.param("all_reduce", 2, COSINE, id="schedule of steps"),
         pytest.param(LOCAL, 2, {**MOMENTUM, "batch_size": 10, **BY_STEPS}, id="in a round"),
         *(
-            pytest.param(each, 3, {**MOMENTUM, "batch_size": 5, "checkpoint_steps": 7}, id=each["name"])
+            pytest.param(each, 3, {**IN_FLIGHT, **of_optimizer(each["name"])}, id=each["name"])
             for each in WITH_STATE
         ),
         pytest.param("one_shot", 2, {**MOMENTUM, **BY_EPOCHS}, id="own weights"),
