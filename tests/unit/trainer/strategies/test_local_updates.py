@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.unit.plain_torch import PARTS, Nodes, close, mean
 from tests.unit.training import train
 from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 EQUAL: dict[str, Any] = {"weighting": "equal"}
@@ -255,11 +257,11 @@ def test_pairs_take_outer_steps() -> None:
 
 REFUSED: list[tuple[Any, int, str]] = [
     ({**HIERARCHICAL, "group_size": 3}, 4, "allowed: 1, 2, 4"),
-    ({"name": "push_sum", "graph": [2, 4]}, 6, "multiples of 2; allowed"),
+    ({"name": "push_sum", "graph": [2, 4]}, 6, "not strongly connected on 6 nodes"),
     ({"name": "push_sum", "graph": [3, 4]}, 6, ""),
-    ({"name": "push_sum", "graph": [1, 7]}, 6, "twice"),
-    ({"name": "push_sum", "graph": [6]}, 6, "itself"),
-    ({"name": "push_sum", "graph": []}, 6, "not strongly connected"),
+    ({"name": "push_sum", "graph": [1, 7]}, 6, "not strongly connected on 6 nodes"),
+    ({"name": "push_sum", "graph": [6]}, 6, "not strongly connected on 6 nodes"),
+    ({"name": "push_sum", "graph": []}, 6, "not strongly connected on 6 nodes"),
 ]
 
 
@@ -267,3 +269,15 @@ def test_graphs_and_groups_that_do_not_fit_are_refused() -> None:
     for form, ranks, refused in REFUSED:
         error = STRATEGIES.parse(form).validation_error(None, ranks, 10) or ""
         assert (bool(error), refused in error) == (bool(refused), True), f"{form}, {ranks}: {error}"
+
+
+def test_optimizers_that_the_mathematics_does_not_fit_are_refused() -> None:
+    for strategy, optimizer, allowed in (
+        ("scaffold", "momentum", "allowed: sgd, textbook_sgd"),
+        ("fednova", "adam", "textbook_momentum"),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": optimizer})
+        (error,) = caught.value.errors()
+        assert (error["type"], allowed in error["msg"]) == ("optimizer", True)
+    assert RunSpec.model_validate({"strategy": "fednova", "nodes": 2, "optimizer": "momentum"})
