@@ -73,6 +73,14 @@ class Nodes:
         set_weights(self._model, at)
         return gradient(self._model, batch.inputs.double(), batch.targets)
 
+    def test_loss(self, at: Tensor) -> float:
+        """The loss on the test split at some weights."""
+        test = self.task.data.test
+        set_weights(self._model, at)
+        with torch.no_grad():
+            output = self._model(torch.from_numpy(test.inputs).double())
+        return nll_loss(output, torch.from_numpy(test.labels)).item()
+
     def descend(self, step: int) -> None:
         """A step of plain SGD on each node."""
         for node, x in enumerate(self.x):
