@@ -14,7 +14,7 @@ KEPT := $(if $(NIGHTLY),, and not nightly)
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine slurm-cluster image venv sweep watch run compare labs labs-quick report export replay predict layout partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs schemas picture screenshot release clean
+.PHONY: help engine slurm-cluster image venv sweep watch run compare labs labs-quick report export replay predict plan partitions model doctor browser test test-unit test-process test-all golden smoke check soak mutants faults bench docs schemas picture screenshot release clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,8 +70,8 @@ export: venv ## export results for other programs; ARGS="results/quickstart --to
 replay: venv ## compute the cluster time of a results directory; ARGS="DIR --link 100mbit/1ms"
 	$(RUN) -m orchestrator replay $(ARGS)
 
-layout: venv ## compare the ways to split a model over nodes; ARGS="gpt --nodes 8 --memory 4gb"
-	$(RUN) -m orchestrator layout $(ARGS)
+plan: venv ## choose how to split a model over nodes; ARGS="gpt --nodes 8 --memory 4gb"
+	$(RUN) -m orchestrator plan $(ARGS)
 
 predict: venv ## predict times on more nodes from a results directory; ARGS="DIR --nodes 8,64 --link 10gbit/50us"
 	$(RUN) -m orchestrator predict $(ARGS)

@@ -8,6 +8,7 @@ input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from orchestrator.commands.options import (
     AsJson,
     Cold,
     DataDir,
+    GradeOptions,
     Nodes,
     Port,
     Results,
@@ -43,7 +45,6 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
-from orchestrator.course import Visibility
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths, check_output, write_atomic
@@ -311,9 +312,7 @@ def replay(
     """Compute the time of finished runs on another cluster."""
     from orchestrator.commands import replay as command
 
-    options = command.Options(
-        command.parse_link(link), () if node_speed is None else command.parse_speeds(node_speed)
-    )
+    options = command.options(link, node_speed)
     found = list(command.rows(SweepPaths(directory), options, write_timeline))
     if as_json:
         print(command.as_json(found))
@@ -467,18 +466,25 @@ def model(
 
 
 @app.command(rich_help_panel=TRY)
-def layout(
+def plan(
     name: Annotated[str, typer.Argument(metavar="MODEL", help=OF_A_COMPONENT)] = "gpt",
     nodes: Annotated[int, option("How many nodes.", takes="", min=2, max=1024)] = 8,
+    link: Annotated[str, option("1gbit, infiniband, 10gbit/50us or none.", takes="LINK")] = "10gbit",
+    hardware: Annotated[
+        str | None, option("h100 or another. Default: cores of this machine.", takes="NAME")
+    ] = None,
     memory: Annotated[str | None, option("Of a node, for the model's state: 4gb.", takes="SIZE")] = None,
-    link: Annotated[
-        str, option("Bandwidth/latency between two nodes, or none.", takes="LINK")
-    ] = "10gbit/50us",
-    cluster: Annotated[Path | None, place("Costs of messages, from `calibrate`.", takes="FILE")] = None,
-    dataset: Annotated[str | None, option("copy, induction or synthetic.")] = None,
     batch_size: Annotated[int, option("Samples per step, of all nodes.", takes="", min=1)] = 64,
+    samples: Annotated[int | None, option("To train on, for time and price.", takes="N", min=1)] = None,
+    price: Annotated[str | None, option("Price of a node in an hour: 2.50/h.", takes="PRICE/h")] = None,
+    dataset: Annotated[str | None, option("copy, induction or synthetic.")] = None,
     transport: Annotated[str, option("gloo, mpi or rpc.")] = "gloo",
+    cluster: Annotated[Path | None, place("Costs of messages, from `calibrate`.", takes="FILE")] = None,
     sets: Sets = None,
+    seconds: Annotated[
+        float | None,
+        option("Of execution on virtual nodes. Default: 60, or 0 with --hardware.", takes="", min=0),
+    ] = None,
     real: Annotated[
         int | None, option("Fastest layouts that run. Default: 3 or none.", takes="", min=0, max=100)
     ] = None,
@@ -486,19 +492,30 @@ def layout(
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare ways to divide a model over nodes, by time and memory.
+    """Choose how to split a model's training over nodes.
 
-    Both are predicted; the fastest layouts run, if each node can have a core."""
-    from orchestrator.commands import layout as command
+    First by formula, then by execution on virtual nodes, then for real."""
+    from orchestrator.commands import plan as command
 
-    wanted = command.asked(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport)
-    found = command.advice(wanted, data_dir, None if real == 0 else select_runtime(runtime), real)
-    if as_json:
-        print(command.record(found).model_dump_json(indent=1))
-        return
+    wanted = command.asked(
+        *(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport),
+        *(hardware, price, samples),
+    )
     console = text_console()
-    for shown in command.lines(wanted, found, console.width):
-        console.print(shown, soft_wrap=False)
+    planner = command.planner(wanted, data_dir, partial(print, file=sys.stderr, flush=True))
+    if not as_json:
+        for shown in command.formula_lines(planner, console.width):
+            console.print(shown, soft_wrap=False)
+    seconds = (0.0 if hardware else 60.0) if seconds is None else seconds
+    if seconds:
+        planner.execute(seconds)
+        if real != 0:
+            planner.run(select_runtime(runtime), real)
+        if not as_json:
+            for shown in command.executed_lines(planner, console.width):
+                console.print(shown, soft_wrap=False)
+    if as_json:
+        print(command.record(planner).model_dump_json(indent=1))
 
 
 @app.command(rich_help_panel=TRY)
@@ -561,6 +578,7 @@ def course_new(
 
 
 @course.command("grade")
+@with_records
 def course_grade(
     submissions: Annotated[
         list[Path],
@@ -569,42 +587,12 @@ def course_grade(
     tests: Annotated[
         list[Path], place("A directory or a Python file; repeatable.", "--tests", takes="PATH")
     ],
-    runtime: Annotated[
-        str, option("docker: a container each. local: your rights, for code you trust.", takes="NAME")
-    ] = "docker",
-    jobs: Annotated[
-        int | None, option("Graded at once. Default: the cores.", takes="", min=1, max=256)
-    ] = None,
-    memory_mb: Annotated[int, option("MiB of each.", takes="", min=128, max=2**20)] = 1024,
-    processes: Annotated[int, option("Processes and threads of each.", takes="", min=32, max=2**15)] = 128,
-    as_json: AsJson = False,
-    csv_file: Annotated[Path | None, place("Also write a gradebook as CSV.", "--csv", takes="FILE")] = None,
-    results: Annotated[
-        Path | None, place("Also results.json, of several each in a directory.", "--gradescope")
-    ] = None,
-    visibility: Annotated[Visibility, option("When students see tests.", takes="NAME")] = "after_published",
-    user: Annotated[str, option("With local, as root: run as this user.", takes="NAME")] = "",
+    options: GradeOptions,
 ) -> None:
     """Grade submissions with tests; a wrong submission is no error."""
     from orchestrator.commands.course import grade
-    from orchestrator.sandbox.base import Limits
 
-    limits = Limits(memory_mb, processes)
-    raise typer.Exit(
-        grade(
-            submissions,
-            tests,
-            runtime,
-            jobs,
-            limits,
-            as_json,
-            text_console(),
-            csv_file=csv_file,
-            results=results,
-            visibility=visibility,
-            user=user,
-        )
-    )
+    raise typer.Exit(grade(submissions, tests, options, text_console()))
 
 
 @course.command("test")
@@ -614,12 +602,9 @@ def course_test(
 ) -> None:
     """Run the public tests on your own files, as local processes; shows what your code prints."""
     from orchestrator.commands.course import grade
-    from orchestrator.sandbox.base import Limits
 
-    paths = tests or [directory / "tests"]
-    raise typer.Exit(
-        grade([directory], paths, "local", 1, Limits(), as_json=False, console=text_console(), own=True)
-    )
+    options = GradeOptions(runtime="local", jobs=1)
+    raise typer.Exit(grade([directory], tests or [directory / "tests"], options, text_console(), own=True))
 
 
 @app.command(rich_help_panel=SETUP)

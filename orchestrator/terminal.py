@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 from textwrap import wrap
@@ -14,6 +15,8 @@ from typing import NoReturn
 
 import typer
 from pydantic import ValidationError
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.errors import StorageError, storage_trouble
 from orchestrator.sweeps.validation import error_lines
@@ -23,6 +26,23 @@ from trainer.spec.run_spec import RunSpec
 
 # Of a message: names and values may be as long as a file.
 MAX_WORD, MAX_LINE, MAX_LINES = 300, 2000, 20
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Lines of columns, aligned to the right; left: the number of a column that is not."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = [f"{'<' if at == left else '>'}{width}" for at, width in enumerate(widths)]
+    return [" ".join(map(format, row, layout)).rstrip() for row in rows]
+
+
+def plain_table(headings: Sequence[str], first: str = "") -> Table:
+    """A table without lines. headings: of columns of numbers; first: of a column of names before them."""
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    if first:
+        shown.add_column(Text(first), overflow="fold")
+    for heading in headings:
+        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    return shown
 
 
 class _Output(io.TextIOWrapper):

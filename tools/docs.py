@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import UnionType
@@ -23,7 +24,7 @@ from pydantic.fields import FieldInfo
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
-from orchestrator.report.render.csv_tables import DICTIONARY
+from orchestrator.report.render.csv_tables import DICTIONARY, Entry
 from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
@@ -141,28 +142,31 @@ def _transports(directory: Path) -> str:
     """Strategies with the transports that each supports."""
     items = []
     for name, found in listed("strategy").items():
-        over = "all transports" if found.transports == ALL_TRANSPORTS else ", ".join(found.transports)
-        items.append(f"- {_link(found, name, directory)}: {_summary(found)}; over {over}\n")
+        over = "" if found.transports == ALL_TRANSPORTS else f"; over {', '.join(found.transports)}"
+        items.append(f"- {_link(found, name, directory)}: {_summary(found)}{over}\n")
     return "".join(items)
 
 
 def _parameters(kind: str) -> Callable[[Path], str]:
-    """A kind's parameters. Components with the same one share an item. Errors name limits of numbers."""
+    """A kind's parameters: those of several components, then each component's own. Errors name limits."""
 
     def items() -> Iterator[str]:
         found = listed(kind)
-        having: dict[tuple[str, str, str], list[str]] = {}
+        having: dict[tuple[str, str], list[str]] = {}
         for name, each in found.items():
             for field, info in _fields(each).items():
                 value = ", else ".join(filter(None, (_yaml(info.default), _others(info))))
-                having.setdefault((field, value, info.description or ""), []).append(name)
-        for (field, value, meaning), names in having.items():
-            of = (
-                f"all {_plural(kind)}"
-                if len(names) == len(found)
-                else ", ".join(f"`{each}`" for each in names)
-            )
-            yield f"- `{field}` ({value}), of {of}: {meaning}\n"
+                having.setdefault((f"`{field}` ({value})", info.description or ""), []).append(name)
+        own: dict[str, list[str]] = {}
+        for (parameter, meaning), names in having.items():
+            if len(names) > 1:
+                listing = ", ".join(f"`{each}`" for each in names)
+                of = f"all {_plural(kind)}" if len(names) == len(found) else listing
+                yield f"- {parameter}, of {of}: {meaning}\n"
+            else:
+                own.setdefault(names[0], []).append(f"{parameter}: {meaning}\n")
+        for name, (first, *more) in own.items():
+            yield f"- `{name}`:\n  - {'  - '.join((first, *more))}" if more else f"- `{name}`: {first}"
 
     return lambda _: "".join(items())
 
@@ -280,9 +284,33 @@ def _launchers(_: Path) -> str:
 
 
 def _columns(file: str) -> Callable[[Path], str]:
-    """The data dictionary of one of a report's CSV files."""
-    rows = [(f"`{each.column}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
-    return lambda _: markdown_table(("column", "unit", "meaning", "empty if"), rows)
+    """The data dictionary of a CSV file. Columns with the same explanation share an item."""
+    shared = Counter(each.empty for each in DICTIONARY[file])
+    lists: dict[str, dict[str, list[str]]] = {"": {}}
+    for each in DICTIONARY[file]:
+        text, empty = _explained(each), each.empty
+        if each.column.startswith("cluster_"):  # empty where the other is
+            empty = ""
+        elif empty and shared[empty] == 1:
+            text, empty = f"{text}; empty if {empty}", ""
+        lists.setdefault(empty, {}).setdefault(text, []).append(f"`{each.column}`")
+
+    def lines() -> Iterator[str]:
+        for empty, items in lists.items():
+            yield f"\nEmpty if {empty}:\n\n" if empty else ""
+            yield from (f"- {', '.join(columns)}{text}\n" for text, columns in items.items())
+
+    return lambda _: "".join(lines())
+
+
+def _explained(entry: Entry) -> str:
+    """The unit and the meaning of a column."""
+    if entry.column.startswith("cluster_"):
+        return ": as without `cluster_`, in cluster time"
+    field = RunSpec.model_fields.get(entry.column)
+    if field and field.description == entry.meaning:
+        return ": the [field of the run](sweeps.md#fields-of-a-run)"
+    return f" ({entry.unit}): {entry.meaning}" if entry.unit else f": {entry.meaning}"
 
 
 def _plural(kind: str) -> str:

@@ -23,64 +23,68 @@ _ITEM = re.compile(r"(?m)^([\w, ]+): ")
 
 @dataclass(frozen=True)
 class Described:
-    """A class, and methods that a strategy calls, by group, in the order in which an author needs them."""
+    """A class, and methods that a strategy calls, by group, in the order in which an author needs them.
 
-    file: str  # below trainer/
-    variable: str  # what an instance is called
+    Attributes:
+        file: below trainer/.
+        variable: what an instance is called.
+        named: methods that few strategies need, which are only named.
+    """
+
+    file: str
+    variable: str
     groups: Mapping[str, str]
+    named: str = ""
 
 
 CLASSES = {
     "Strategy": Described(
         "core/strategy.py",
         "self",
-        {
-            "The algorithm": "train",
-            "Roles of ranks": "replicas replica_of reports_samples sees_inputs",
-            "Limits": "validation_error recompute_error not_checkpointed",
-            "What a report compares with": "updates_use_global_batch bubble step_bytes",
-        },
+        {"Methods": "train replicas validation_error"},
+        "replica_of reports_samples sees_inputs recompute_error not_checkpointed updates_use_global_batch "
+        "bubble step_bytes",
     ),
     "Session": Described(
         "training/session.py",
         "session",
         {
             "Begin": "replica start",
-            "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps",
+            "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps steps_taken",
             "Averages of weights": "averaging_weight aggregate averaged evaluate_final_weights",
-            "Aggregations of gradients": "takes_plain_mean sent_gradient aggregate_gradients "
-            "samples_in_step",
-            "Runs that resume, and ranks that return": "steps_taken common_state own_state restarting",
-            "Parameter servers": "is_server server_steps report_staleness",
+            "State that checkpoints contain": "common_state own_state restarting",
         },
+        "takes_plain_mean sent_gradient aggregate_gradients samples_in_step is_server server_steps "
+        "report_staleness",
     ),
     "Batch": Described("training/loader.py", "batch", {"Samples": "samples share"}),
     "Replica": Described(
         "training/replica.py",
         "replica",
-        {
-            "Gradient and step": "backward gradient set_gradient step scaled_step",
-            "Weights": "weights set_weights",
-            "Parameters and buffers": "flat_parameters set_flat_parameters flat_buffers set_flat_buffers",
-            "Optimizer": "lr set_lr optimizer_state set_optimizer_state reset_optimizer",
-        },
+        {"Gradient, step and weights": "backward gradient set_gradient step weights set_weights lr"},
+        "scaled_step flat_parameters set_flat_parameters flat_buffers set_flat_buffers set_lr "
+        "optimizer_state set_optimizer_state reset_optimizer",
     ),
     "Communicator": Described(
         "comm/base.py",
         "comm",
         {
-            "Collectives": "all_reduce weighted_mean all_gather all_gather_float64 all_to_all gather "
-            "broadcast shift barrier",
+            "Collectives": "all_reduce weighted_mean all_gather all_to_all reduce_scatter gather broadcast "
+            "shift barrier",
             "Beside the computation": "iall_reduce iweighted_mean iall_gather ireduce_scatter ibroadcast "
             "ishift",
             "From rank to rank": "send recv isend irecv",
             "Groups": "split",
         },
+        "all_gather_float64",
     ),
 }
 
 
-_SELDOM = "Rarely needed"  # and so only named
+# Few strategies need these, so they are only named.
+_FEW = """elastic_transports layouts autocasts needs_thread cuts_model full_gradients shards_state
+alike_between_rounds optimizers overlaps_backward evaluates_together exchanges_in_steps uses_replica forks
+shares_model attributes_stragglers untraced caveat trains"""
 # What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
 DECLARED: dict[str, dict[str, str]] = {
     "Most strategies need": {
@@ -98,35 +102,14 @@ DECLARED: dict[str, dict[str, str]] = {
         "averages": "averages",
         "virtual": "",
         "equivalent": "",
-        "elastic_transports": "",
-        "layouts": "",
-        "autocasts": "",
         "every_gradient": "",
-        "needs_thread": "",
-        "optimizers": "",
-        "cuts_model": "",
-        "full_gradients": "",
-        "shards_state": "",
-        "alike_between_rounds": "",
     },
-    _SELDOM: {
-        "max_nodes": "ends",
-        "overlaps_backward": "",
-        "evaluates_together": "",
-        "exchanges_in_steps": "",
-        "uses_replica": "",
-        "forks": "",
-        "shares_model": "",
-        "attributes_stragglers": "",
-        "untraced": "",
-        "caveat": "",
-        "trains": "",
-    },
+    "": {"max_nodes": "ends", **dict.fromkeys(_FEW.split(), "")},
 }
 
 
 def reference(name: str) -> Callable[[Path], str]:
-    """The page's part on one of CLASSES. Raises KeyError for a group's method that does not exist."""
+    """The page's part on one of CLASSES. Raises KeyError for a method that does not exist."""
     described = CLASSES[name]
 
     def block(_: Path) -> str:
@@ -151,8 +134,10 @@ def _lines(
     described: Described, node: ast.ClassDef, methods: dict[str, Method], source: list[str]
 ) -> Iterator[str]:
     yield f"\n{_markdown(node)}"
+    named = [methods[each].name for each in described.named.split()]
     if described.variable == "self":
         yield from _declarations(node, source)
+        named = [*DECLARED[""], *named]
     for group, names in described.groups.items():
         yield f"### {group}\n"
         for method in map(methods.__getitem__, names.split()):
@@ -160,6 +145,10 @@ def _lines(
             call = _BRACKETS.sub(r"\1\2", signature)
             yield f"- `{call}`: {_item(method)}"
         yield ""
+    if named:
+        listed = ", ".join(f"`{each}`" for each in named)
+        file = f"[{described.file}](../trainer/{described.file})"
+        yield f"Rarely needed, and described in {file}: {listed}.\n"
 
 
 def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
@@ -174,14 +163,11 @@ def _declarations(node: ast.ClassDef, source: list[str]) -> Iterator[str]:
             name, default = ast.unparse(each.target), f" = {ast.unparse(each.value)}" if each.value else ""
             rows[name] = f"- `{name}{default}`: {comment}"
     for group, laws in DECLARED.items():
-        yield f"### {group}\n"
-        if group == _SELDOM:
-            named = ", ".join(f"`{name}`" for name in laws)
-            yield f"[strategy.py](../trainer/core/strategy.py) describes {named}."
-        else:
+        if group:
+            yield f"### {group}\n"
             for name, law in laws.items():
                 yield rows[name] + (f" [`{law}`](check.md#strategies)" if law else "")
-        yield ""
+            yield ""
 
 
 def _signature(method: Method, variable: str, source: list[str]) -> str:

@@ -12,8 +12,9 @@ from pwd import getpwnam
 from rich.console import Console
 from rich.progress import Progress
 
+from orchestrator.commands.options import GradeOptions
 from orchestrator.commands.sweep import INTERRUPTED
-from orchestrator.course import Visibility, gradescope
+from orchestrator.course import gradescope
 from orchestrator.course.checks import load_checks
 from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.process import contained, local
@@ -31,33 +32,21 @@ FAILED = 1  # exit code
 
 
 def grade(
-    paths: Sequence[Path],
-    tests: Sequence[Path],
-    runtime: str,
-    jobs: int | None,
-    limits: Limits,
-    as_json: bool,
-    console: Console,
-    own: bool = False,
-    csv_file: Path | None = None,
-    results: Path | None = None,
-    visibility: Visibility = "after_published",
-    user: str = "",
+    paths: Sequence[Path], tests: Sequence[Path], options: GradeOptions, console: Console, own: bool = False
 ) -> int:
     """Grade submissions and print their scores. Returns the exit code: 0 if all were graded.
 
     own: the submissions are one's own. What they print is shown, and lost points are exit code 1.
-    csv_file: where the gradebook is written. results: where Gradescope's files are; visibility: when
-    students see them. user: who runs submissions as local processes; empty: the user of this process.
     """
+    csv_file, user = options.csv_file, options.user
     if csv_file:
         check_output(csv_file, "--csv")
     submissions = submissions_of([path.resolve() for path in paths] if own else paths)
-    files = gradescope.places(results, submissions) if results else {}
+    files = gradescope.places(options.results, submissions) if options.results else {}
     for file in files.values():
         check_output(file, "--gradescope")
     checks = load_checks(tests)
-    used = _runtime(runtime, user)
+    used, limits = _runtime(options.runtime, user), Limits(options.memory_mb, options.processes)
 
     def why_not(directory: Path) -> str | None:
         return None if own else obstacle(directory, other_user=used.confines or bool(user))
@@ -68,14 +57,14 @@ def grade(
     try:
         used.sandbox(program(Path()))  # raises InputError if there can be none
         grader = Grader(checks, lambda path: used.sandbox(program(path)), why_not)
-        grades = _graded(submissions, grader, jobs)
+        grades = _graded(submissions, grader, options.jobs)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; nothing is left running")
         return INTERRUPTED
     finally:
         used.remove_sandboxes()
         used.close()
-    if as_json:
+    if options.as_json:
         print(json.dumps({"submissions": [each.model_dump() for each in grades]}, indent=2))
     else:
         console.print(table(grades), soft_wrap=False)
@@ -84,7 +73,7 @@ def grade(
     if csv_file:
         write_atomic(csv_file, gradebook(grades))
     if files:
-        gradescope.write(grades, files, visibility)
+        gradescope.write(grades, files, options.visibility)
     lost = own and any(each.points < each.possible for each in grades)
     return FAILED if lost or any(each.error for each in grades) else 0
 

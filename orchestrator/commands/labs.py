@@ -76,4 +76,4 @@ def listing(data_dir: Path, width: int) -> Iterator[str]:
         for fact in facts:
             yield from textwrap.wrap(fact, width, initial_indent="    ", subsequent_indent="    ")
         yield ""
-    yield "python -m orchestrator lab NAME runs one; --quick takes a few minutes each."
+    yield "shardyard lab NAME runs one; --quick takes a few minutes each."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps.imports import Imports, has_users
+from orchestrator.terminal import aligned
 from trainer.core.whole_number import whole_number
 from trainer.models.split_points import stage_blocks
 from trainer.spec.node_speed import MAX_NODES
@@ -77,16 +78,13 @@ def mesh_lines(
         )
         for rank in range(mesh.size)
     ]
-    table = [*zip(*_HEADINGS, strict=True), *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    layout = [f"{'<' if at == 2 else '>'}{size}" for at, size in enumerate(widths)]
     exchanged = [
         f"{dimension}: {_EXCHANGED[dimension]}"
         for dimension in mesh.dimensions
         if mesh.degree(dimension) > 1
     ]
     return [
-        *(" ".join(map(format, row, layout)).rstrip() for row in table),
+        *aligned([*zip(*_HEADINGS, strict=True), *rows], left=2),
         "",
         *wrap("Position: replica, stage, shard. The ranks of a group exchange:", width),
         *(

@@ -20,6 +20,7 @@ from orchestrator.report.model.labels import component_label
 from orchestrator.sweeps.expand import BlockFields, expand
 from orchestrator.sweeps.imports import Imports, has_users
 from orchestrator.sweeps.yaml import parse_yaml
+from orchestrator.terminal import aligned
 from trainer.core.registry import ImportedComponent
 from trainer.core.whole_number import whole_number
 from trainer.models.split_points import balanced_split_points, validation_error
@@ -81,10 +82,12 @@ def sections(
     mesh: str | None = None,
 ) -> Iterator[str]:
     """The command's output, section by section, since profiling takes time. Raises InputError."""
-    if mesh is not None:
-        yield from mesh_sections(model, dataset, batch_size, parts, width, imports, loss, mesh)
+    if mesh is not None and parts is not None:
+        raise InputError(f"--parts {parts}: not allowed with --mesh, which gives the number of stages")
+    run = run_of(model, dataset, batch_size, imports, loss, mesh)
+    if isinstance(run.strategy, Hybrid):
+        yield from _of_mesh(run, run.strategy, width, imports)
         return
-    run = run_of(model, dataset, batch_size, imports, loss)
     numbers = stage_counts(parts, run)
     yield heading(run)
     blocks = profile_blocks(run, imports)
@@ -92,29 +95,15 @@ def sections(
         yield "\n" + "\n".join(lines)
 
 
-def mesh_sections(
-    model: str,
-    dataset: str | None,
-    batch_size: int,
-    parts: str | None,
-    width: int,
-    imports: Imports,
-    loss: str,
-    mesh: str,
-) -> Iterator[str]:
-    """The output with `--mesh`: the ranks of the mesh. Raises InputError."""
-    if parts is not None:
-        raise InputError(f"--parts {parts}: not allowed with --mesh, which gives the number of stages")
-    run = run_of(model, dataset, batch_size, imports, loss, mesh)
-    strategy = run.strategy
-    assert isinstance(strategy, Hybrid)  # noqa: S101  (as `run_of` has set it)
+def _of_mesh(run: RunSpec, strategy: Hybrid, width: int, imports: Imports) -> Iterator[str]:
+    """The output with `--mesh`: the ranks of the mesh."""
     own = strategy.mesh_of(run.world_size)
     yield f"{heading(run)}\nmesh {own}: {run.world_size} ranks"
     split_points: list[str] = []
     if own.pipeline > 1:
         pairs = shared_pairs(run.model, own)
         blocks = profile_blocks(run, imports)
-        split_points = balanced_split(blocks, batch_size, own.pipeline, pairs).split_points
+        split_points = balanced_split(blocks, run.batch_size, own.pipeline, pairs).split_points
         yield f"split points by the measured time of blocks: {', '.join(split_points)}"
     yield "\n" + "\n".join(mesh_lines(run, strategy, split_points, width, imports))
 
@@ -140,13 +129,9 @@ def run_of(
         option = f"--mesh {mesh}"
         fields.override("nodes", [prod(degrees(mesh).values())], option)
         fields.override("strategy", [{"name": "hybrid", "mesh": degrees(mesh)}], option)
-    for field, text, place in (
-        ("model", model, f"model {model}"),
-        ("dataset", dataset, f"--dataset {dataset}"),
-        ("loss", loss, f"--loss {loss}"),
-    ):
-        fields.override(field, [parse_yaml(text, place)], place)
-    fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
+    fields.option("model", model, "model")
+    for field, value in (("dataset", dataset), ("loss", loss), ("batch_size", batch_size)):
+        fields.option(field, value)
     (run,) = expand(fields, imports)
     return run
 
@@ -244,9 +229,7 @@ def block_lines(blocks: Sequence[BlockProfile]) -> list[str]:
         "",
     ]
     rows = [*zip(*_HEADINGS, strict=True), *(_cells(block, total) for block in blocks), sums]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    layout = [f"{'>' if at else '<'}{width}" for at, width in enumerate(widths)]
-    return [" ".join(map(format, row, layout)).rstrip() for row in rows]
+    return aligned(rows, left=0)
 
 
 def _cells(block: BlockProfile, total_s: float) -> list[str]:

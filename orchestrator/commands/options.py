@@ -26,6 +26,7 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
+from orchestrator.course import Visibility
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed
 from orchestrator.runtimes import RUNTIMES
@@ -228,3 +229,22 @@ class TrialOptions:
     def imports(self) -> Imports:
         """What finds users' components."""
         return Imports(Path(), self.data_dir, self.sandbox)
+
+
+@dataclass(frozen=True)
+class GradeOptions:
+    """How submissions are graded, and where that is written."""
+
+    runtime: Annotated[
+        str, option("docker: a container each. local: your rights, for code you trust.", takes="NAME")
+    ] = "docker"
+    jobs: Annotated[int | None, option("Graded at once. Default: cores.", takes="", min=1, max=256)] = None
+    memory_mb: Annotated[int, option("MiB of each.", takes="", min=128, max=2**20)] = 1024
+    processes: Annotated[int, option("Processes and threads of each.", takes="", min=32, max=2**15)] = 128
+    as_json: AsJson = False
+    csv_file: Annotated[Path | None, place("Also write a gradebook as CSV.", "--csv", takes="FILE")] = None
+    results: Annotated[
+        Path | None, place("Also results.json, of several each in a directory.", "--gradescope")
+    ] = None
+    visibility: Annotated[Visibility, option("When students see tests.", takes="NAME")] = "after_published"
+    user: Annotated[str, option("With local, as root: run as this user.", takes="NAME")] = ""

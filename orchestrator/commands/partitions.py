@@ -19,6 +19,7 @@ from orchestrator.results.store import check_output, write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
 from orchestrator.sweeps.imports import Imports, has_users
 from orchestrator.sweeps.yaml import parse_yaml
+from orchestrator.terminal import aligned
 from trainer.components.messages import PartitionFigures
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError
@@ -77,10 +78,8 @@ def runs_of(
     fields = BlockFields("partitions", skip=[])
     for field, value in _ANY_RUN.items():
         fields.override(field, [value], "partitions")
-    option = f"--dataset {dataset}"
-    fields.override("dataset", [parse_yaml(dataset, option)], option)
-    fields.override("nodes", [nodes], f"--nodes {nodes}")
-    fields.override("seed", [seed], f"--seed {seed}")
+    for name, given in (("dataset", dataset), ("nodes", nodes), ("seed", seed)):
+        fields.option(name, given)
     named = [(text, f"--partitioner {text}") for text in partitioners]
     fields.fields["partitioner"] = [
         FieldValue(parse_yaml(text, option), option, extensible=False) for text, option in named
@@ -196,11 +195,7 @@ def _cells(seen: PartitionSummary) -> list[list[str]]:
 
 def _block(top: str, below: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns under a common heading, all lines equally long."""
-    widths = [max(map(len, column)) for column in zip(below, *rows, strict=True)]
-    lines = [
-        " ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        for row in (below, *rows)
-    ]
+    lines = aligned([below, *rows])
     widest = max(len(top), len(lines[0]))
     return [f"{line:>{widest}}" for line in (top, *lines)]
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.commands.replay import parse_link
 from orchestrator.errors import InputError
+from orchestrator.layouts.hardware import link_of
 from orchestrator.prediction.evidence import evidence_of, finished_runs
 from orchestrator.prediction.forecast import Forecast, Question, Refused, TimeToTarget, forecasts
 from orchestrator.prediction.measured_cluster import read_measured_cluster
@@ -30,6 +30,7 @@ from orchestrator.results.predictions import (
     stops_paying,
 )
 from orchestrator.results.store import SweepPaths
+from orchestrator.terminal import plain_table
 from trainer.core.record import Record
 from trainer.core.whole_number import whole_number
 from trainer.spec.node_speed import MAX_NODES
@@ -55,7 +56,7 @@ def question_of(asked: Asked, cluster: Path | None = None, learned: Path | None 
     """
     return Question(
         asked.nodes,
-        None if asked.link is None else parse_link(asked.link),
+        None if asked.link is None else link_of(asked.link),
         asked.node_speed,
         asked.price_per_h,
         None if cluster is None else read_measured_cluster(cluster),
@@ -172,11 +173,9 @@ def _refusal(each: Refused) -> RefusedPrediction:
 
 def _table(found: Sequence[Prediction]) -> Table:
     priced = found[0].cost is not None
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     headings = ["\nnodes", "\ntime", "90 %\ninterval", "speed-\nup", "effi-\nciency", "comm.\nshare"]
     headings += ["sent\na rank", "state\na rank"] + (["\ncost"] if priced else [])
-    for heading in headings:
-        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    shown = plain_table(headings)
     for each in found:
         shown.add_row(*_cells(each))
     return shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import InputError, output_error
+from orchestrator.layouts.hardware import link_of
 from orchestrator.replay.described import Costs
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime, cluster_time, read_traces, replay_traces
@@ -20,12 +20,10 @@ from orchestrator.report import formats
 from orchestrator.results.real_nodes import read_real_runs
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, finished_runs
+from orchestrator.terminal import plain_table
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
-_LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
-_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 MAX_SPEED = 1e6
 
 
@@ -66,22 +64,9 @@ class Row:
     time: ClusterTime | NoClusterTime
 
 
-def parse_link(text: str) -> Link:
-    """`1000mbit/1ms` as a link. Raises InputError."""
-    found = _LINK.fullmatch(text.strip().lower())
-    try:
-        if found is None:
-            raise ValueError
-        rate, rate_unit, latency, latency_unit = found.groups()
-        return Link(
-            bytes_per_s=float(rate) * _BITS_PER_S[rate_unit] / 8,
-            latency_s=float(latency) * _SECONDS[latency_unit],
-        )
-    except ValueError:
-        raise InputError(
-            f"--link {text}: must be a bandwidth above 0 and a latency, such as 1000mbit/1ms; units are "
-            f"{', '.join(_BITS_PER_S)} and {', '.join(_SECONDS)}"
-        ) from None
+def options(link: str, speeds: str | None) -> Options:
+    """The options, read. Raises InputError."""
+    return Options(link_of(link), () if speeds is None else parse_speeds(speeds))
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
@@ -183,10 +168,8 @@ def as_json(found: Sequence[Row]) -> str:
 
 def table(found: Sequence[Row]) -> Table:
     """A line for each run with a cluster time. Phases are shares of cluster time, means over the ranks."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    shown.add_column(Text("\nrun"), overflow="fold")
-    for heading in ("wall\ntime", "cluster\ntime", "\nwork", "exposed\ncomm.", "\nwaiting", "\nbubble"):
-        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    headings = ("wall\ntime", "cluster\ntime", "\nwork", "exposed\ncomm.", "\nwaiting", "\nbubble")
+    shown = plain_table(headings, first="\nrun")
     for row in found:
         if isinstance(time := row.time, ClusterTime):
             waiting = time.mean("wait") + time.mean("idle")

@@ -151,12 +151,8 @@ def run_sweep(
             f"{counted(len(configurations(loaded.runs)), 'configuration')} runs with one seed"
         )
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
-    if unconfined := unconfined_code(loaded, selected.runtime):
-        console.print(unconfined)
-    if loaded.equal_cpus:
-        console.print(loaded.equal_cpus.label)
-    if little := memory_warning(loaded, selected.runtime):
-        console.print(f"warning: {little}")
+    for remark in remarks(loaded, selected.runtime):
+        console.print(remark)
     with _followed(paths, how.watch_port, console) as after_run:
         results = []
         try:
@@ -222,6 +218,16 @@ def _standing(paths: SweepPaths) -> Standing:
     from orchestrator.report.verdict.standing import standing
 
     return standing(read_comparison(paths))
+
+
+def remarks(loaded: Sweep, runtime: Runtime) -> Iterator[str]:
+    """What to know of a sweep before it starts."""
+    if unconfined := unconfined_code(loaded, runtime):
+        yield unconfined
+    if loaded.equal_cpus:
+        yield loaded.equal_cpus.label
+    if little := memory_warning(loaded, runtime):
+        yield f"warning: {little}"
 
 
 def memory_warning(loaded: Sweep, runtime: Runtime) -> str | None:
@@ -325,14 +331,10 @@ def print_plan(
 
     selected.configure(loaded.spec)
     runtime = selected.runtime
-    if unconfined := unconfined_code(loaded, runtime):
-        text_console().print(unconfined)
+    for remark in remarks(loaded, runtime):
+        text_console().print(remark)
     if options := runtime.options.model_dump(mode="json", exclude_defaults=True):
         print(f"{selected.name}: {json.dumps(options)}")
-    if loaded.equal_cpus:
-        print(loaded.equal_cpus.label)
-    if little := memory_warning(loaded, runtime):
-        print(f"warning: {little}")
     runtime.check_together(loaded.runs, data_dir)
     clusters = Clusters(runtime)
     clusters.expect(loaded.runs)

@@ -1,48 +1,90 @@
-"""Advice: the layouts that fit into the memory of a node, the fastest first, and its regret."""
+"""The options of a plan: layouts by formula, by execution and for real, and where another is as fast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from pydantic import ValidationError
 
 from orchestrator.layouts.candidates import Impossible
+from orchestrator.layouts.formula import Estimate, Sizes, estimate
 from orchestrator.layouts.trials import Failed, Trial
+from orchestrator.prediction.error_model import PRIOR
 from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Link
 
 Try = Callable[[RunSpec], Trial | Failed]
+MOST_BATCHES = 7  # doublings of the batch, in which a crossing is looked for
 
 
 @dataclass(frozen=True)
-class Advice:
+class Option:
+    """A layout, and what is known of it.
+
+    Attributes:
+        formula: what it costs by formula.
+        trial: on virtual nodes; None: it was not executed.
+        real: on real nodes; None: it did not run there.
+    """
+
+    run: RunSpec
+    formula: Estimate
+    trial: Trial | Failed | None = None
+    real: Trial | Failed | None = None
+
+    @property
+    def step_s(self) -> tuple[float, float, float]:
+        """Seconds of a step, and between which they are: by execution if there is one, else by formula."""
+        if isinstance(self.trial, Trial):
+            factor = PRIOR.interval([], self.run.nodes, self.trial.communication)
+            low, middle, high = (each * self.trial.step_s for each in (factor.low, 1.0, factor.high))
+            return middle, min(low, middle), max(high, middle)
+        return self.formula.middle_s, *self.formula.step_s
+
+    @property
+    def held_bytes(self) -> float:
+        return self.trial.held_bytes if isinstance(self.trial, Trial) else self.formula.held_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
     """The layouts of a model on some nodes.
 
     Attributes:
         serial: the same training on one node, whatever the memory.
         fitting: those that fit, the fastest first.
-        too_large: those that do not fit.
-        failed: those that could not be tried.
+        too_large: those that do not fit, the smallest first.
         impossible: those that model or batch do not allow.
-        real: those that were run for real.
+        memory_bytes: of a node; None: any.
     """
 
-    serial: Trial
-    fitting: Sequence[Trial]
-    too_large: Sequence[Trial]
-    failed: Sequence[Failed]
+    serial: Estimate
+    fitting: Sequence[Option]
+    too_large: Sequence[Option]
     impossible: Sequence[Impossible]
-    real: Sequence[Trial | Failed] = ()
+    memory_bytes: float | None = None
 
-    def with_real(self, try_: Try, number: int) -> Advice:
-        """The advice with the fastest layouts that fit run for real. number: how many."""
-        return replace(self, real=[try_(each.run) for each in self.fitting[:number]])
+    def executed(self, try_: Try, goes_on: Callable[[Option, int], bool]) -> Plan:
+        """The plan with its layouts executed, the fastest first.
 
-    def real_of(self, trial: Trial) -> Trial | None:
-        """The real nodes that ran a layout."""
-        found = (each for each in self.real if isinstance(each, Trial) and each.run == trial.run)
-        return next(found, None)
+        goes_on: asked before each with its number; False ends it.
+        """
+        found = [*self.fitting]
+        for at, each in enumerate(self.fitting):
+            if not goes_on(each, at):
+                break
+            found[at] = replace(each, trial=try_(each.run))
+        fitting = [each for each in found if not _exceeds(each, self.memory_bytes)]
+        too_large = [*self.too_large, *(each for each in found if _exceeds(each, self.memory_bytes))]
+        return replace(self, fitting=sorted(fitting, key=_order), too_large=sorted(too_large, key=_held))
+
+    def for_real(self, try_: Try, number: int) -> Plan:
+        """The plan with its fastest layouts run for real."""
+        found = [replace(each, real=try_(each.run)) for each in self.fitting[:number]]
+        return replace(self, fitting=[*found, *self.fitting[number:]])
 
     @property
     def regret(self) -> float | None:
@@ -50,50 +92,87 @@ class Advice:
 
         None if fewer than two were run, or if the advised one has failed.
         """
-        known = [each.step_s for each in self.real if isinstance(each, Trial)]
-        advised = self.real_of(self.fitting[0]) if self.fitting else None
-        return advised.step_s / min(known) - 1 if advised and len(known) > 1 else None
+        known = [each.real.step_s for each in self.fitting if isinstance(each.real, Trial)]
+        advised = self.fitting[0].real if self.fitting else None
+        return advised.step_s / min(known) - 1 if isinstance(advised, Trial) and len(known) > 1 else None
 
 
-def advise(
-    serial: Trial, found: Iterable[RunSpec | Impossible], try_: Try, memory_bytes: float | None
-) -> Advice:
-    """Try all layouts. One that does not fit is tried once more, with activations that are computed again.
+def plan(
+    serial: RunSpec,
+    found: Iterable[RunSpec | Impossible],
+    sizes: Sizes,
+    link: Link,
+    memory_bytes: float | None,
+) -> Plan:
+    """All layouts by formula. One that does not fit is there with activations that are computed again, too.
 
     memory_bytes: of a node; None: any.
     """
-    fitting, too_large = [], []
-    failed: list[Failed] = []
+    fitting: list[Option] = []
+    too_large: list[Option] = []
     impossible: list[Impossible] = []
     for each in found:
         if isinstance(each, Impossible):
             impossible.append(each)
             continue
-        tried = try_(each)
-        if isinstance(tried, Failed):
-            failed.append(tried)
-            continue
-        trials = [tried, *_smaller(tried, try_)] if _exceeds(tried, memory_bytes) else [tried]
-        fits = [trial for trial in trials if not _exceeds(trial, memory_bytes)]
+        own = Option(each, estimate(each, sizes, link))
+        tried = [own, *_smaller(own, sizes, link)] if _exceeds(own, memory_bytes) else [own]
+        fits = [option for option in tried if not _exceeds(option, memory_bytes)]
         fitting += fits
-        too_large += [] if fits else [min(trials, key=lambda trial: trial.held_bytes)]
-    fitting.sort(key=lambda trial: trial.step_s)
-    too_large.sort(key=lambda trial: trial.held_bytes)
-    return Advice(serial, fitting, too_large, failed, impossible)
+        too_large += [] if fits else [min(tried, key=_held)]
+    serial_s = estimate(serial, sizes, link)
+    return Plan(
+        serial_s, sorted(fitting, key=_order), sorted(too_large, key=_held), impossible, memory_bytes
+    )
 
 
-def _smaller(trial: Trial, try_: Try) -> Iterator[Trial]:
+def _order(option: Option) -> tuple[bool, bool, float]:
+    """Executed ones first, by time; those that failed last."""
+    return isinstance(option.trial, Failed), option.trial is None, option.step_s[0]
+
+
+def _held(option: Option) -> float:
+    return option.held_bytes
+
+
+def _smaller(option: Option, sizes: Sizes, link: Link) -> Iterator[Option]:
     """The layout with `recompute: full`, if it permits that."""
-    fields: dict[str, Any] = trial.run.model_dump(mode="json", exclude_defaults=True)
-    if trial.run.recompute != "none":
+    fields: dict[str, Any] = option.run.model_dump(mode="json", exclude_defaults=True)
+    if option.run.recompute != "none":
         return
     try:
         run = RunSpec.model_validate({**fields, "recompute": "full"})
     except ValidationError:
         return
-    if isinstance(again := try_(run), Trial):
-        yield again
+    yield Option(run, estimate(run, sizes, link))
 
 
-def _exceeds(trial: Trial, memory_bytes: float | None) -> bool:
-    return memory_bytes is not None and trial.held_bytes * trial.run.processes_per_node > memory_bytes
+def _exceeds(option: Option, memory_bytes: float | None) -> bool:
+    return memory_bytes is not None and option.held_bytes * option.run.processes_per_node > memory_bytes
+
+
+def fastest(options: Sequence[Option], sizes: Sizes, link: Link, batch: int) -> Option:
+    """The fastest layout by formula, over another link and with another batch."""
+
+    def seconds(option: Option) -> float:
+        return estimate(option.run, sizes, link, batch).middle_s
+
+    return min(options, key=seconds)
+
+
+def crossing(best: Option, rival: Option, sizes: Sizes, link: Link) -> int | None:
+    """The batch from which on a rival is as fast by formula; None up to 2^7 times the batch."""
+
+    def ahead(batch: float) -> bool:
+        ours, theirs = (estimate(each.run, sizes, link, batch).middle_s for each in (best, rival))
+        return ours < theirs
+
+    low = float(best.run.batch_size)
+    high = next((low * 2**k for k in range(1, MOST_BATCHES + 1) if not ahead(low * 2**k)), inf)
+    if high == inf or not ahead(low):
+        return None
+    low = high / 2
+    while high / low > 1.1:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if ahead(middle) else (low, middle)
+    return round(high)

@@ -17,7 +17,7 @@ from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 from trainer.time_model.described import cluster_of_run
 
-STEPS = 4  # of an epoch
+STEPS = 1  # of an epoch
 EPOCHS = 3  # of which the first one warms up
 
 

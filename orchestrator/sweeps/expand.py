@@ -15,6 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.component_names import is_users, short_path
 from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.validation import Location, dotted, error_lines
+from orchestrator.sweeps.yaml import parse_yaml
 from trainer.core.registry import suggestion
 from trainer.spec.byzantine import keys_of_byzantine
 from trainer.spec.checks import CHECK_ERROR_TYPES
@@ -85,6 +86,11 @@ class BlockFields:
         for dependent in [other for other in self.fields if other.startswith(f"{name}.")]:
             del self.fields[dependent]
         self.fields[name] = [FieldValue(value, option, extensible=False) for value in values]
+
+    def option(self, name: str, value: Any, flag: str = "") -> None:
+        """Set a field from the value of an option: text is YAML. flag: default: that of the field."""
+        place = f"{flag or '--' + name.replace('_', '-')} {value}"
+        self.override(name, [parse_yaml(value, place) if isinstance(value, str) else value], place)
 
     def override_repeat(self, count: int, option: str) -> None:
         """Set the number of runs of each configuration from an option; the first seed is the smallest."""

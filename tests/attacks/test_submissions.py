@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.commands.course import grade
+from orchestrator.commands.options import GradeOptions
 from orchestrator.commands.sweep import text_console
 from orchestrator.course import grading as module
 from orchestrator.course import submissions
@@ -21,7 +22,7 @@ from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.student import Student
 from orchestrator.course.submissions import obstacle, submissions_of
 from orchestrator.errors import InputError
-from orchestrator.sandbox.base import Limits, Sandbox
+from orchestrator.sandbox.base import Sandbox
 from tests.attacks.conftest import Scripted
 from trainer.core.frames import frame
 
@@ -69,7 +70,12 @@ def test_names_are_different_lines_on_terminal_in_json_and_in_the_gradebook(
     console.width = 400  # no line is wrapped
     for as_json in (False, True):
         assert (
-            grade([*paths[:2], *paths[4:]], [tests], "local", 2, Limits(), as_json, console, csv_file=book)
+            grade(
+                [*paths[:2], *paths[4:]],
+                [tests],
+                GradeOptions("local", 2, as_json=as_json, csv_file=book),
+                console,
+            )
             == 0
         )
     assert isinstance(console.file, io.StringIO)

@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"shardyard sweep mine.yml": "tests/unit/project/test_docs.py",
     r"shardyard run .*--repeat": "tests/unit/orchestrator/commands/test_run_command.py",
     r"shardyard (predict|calibrate) ": "tests/integration/test_predict.py",
-    r"shardyard layout ": "tests/integration/test_pages.py",
+    r"shardyard plan ": "tests/integration/test_pages.py",
     r"make mutants ": "tests/unit/project/test_docs.py",
     # They read the results of such runs.
     r"shardyard replay ": "tests/unit/orchestrator/replay/test_replay_run.py",

@@ -42,6 +42,16 @@ def bytes_sent(trace: Trace) -> float:
     return sent
 
 
+def exchanges(trace: Trace) -> list[tuple[str, int, int, int]]:
+    """Kind, group, peer and bytes of each exchange and mark, in order; not how early one was complete."""
+    records = trace.records[trace.records["kind"] != Kind.WORK]
+    found = zip(*(records[field].tolist() for field in ("kind", "group", "peer", "bytes")), strict=True)
+    return [
+        (Kind(kind).name, group, 0 if kind == Kind.WAIT else peer, nbytes)
+        for kind, group, peer, nbytes in found
+    ]
+
+
 def assert_lawful(trace: Trace, sent: float, work_cpu_s: float) -> None:
     """Check a trace against its rank's result."""
     assert trace.header.complete

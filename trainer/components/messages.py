@@ -124,6 +124,7 @@ class BlockCosts(Record):
 
     name: ShortText
     parameters: Count
+    largest_tensor: Count
     output_shape: list[Count] = Field(max_length=MAX_DEPTH)
     flops: Amount
     output_bytes: Amount

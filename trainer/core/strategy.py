@@ -127,12 +127,12 @@ class Strategy(Component):
     # The strategy whose final weights it gives, up to rounding: "serial", with the same batches, or
     # "all_reduce", with as many replicas.
     equals: ClassVar[Equal | None] = None
-    # Parameters of the layouts that `layout` compares: they differ in time and memory alone.
+    # Parameters of the layouts that `plan` compares: they differ in time and memory alone.
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ()
 
     @property
     def sent_per_counted(self) -> Annotated[float, Field(ge=1, le=1000)]:
-        """Bytes that its transport sends for one that is counted, if the library is known to send more."""
+        """Bytes that gloo sends for one that is counted, if it is known to send more."""
         return 1.0
 
     @classmethod

@@ -78,7 +78,7 @@ class Gpt(Transformer):
 
     def validation_error(self, shape: tuple[int, ...]) -> str | None:
         if len(shape) != 1:
-            return f"inputs must be windows of tokens, shape (tokens,), not of shape {shape}"
+            return f"inputs must be windows of tokens, as those of pydoc_text, not of shape {shape}"
         if 0 < self.experts < self.top_k:
             return f"top_k: a token uses {self.top_k} experts, and there is {self.experts}"
         return super().validation_error(shape)

@@ -166,12 +166,10 @@ def assign_ranks(
     if limits and spec.node_speed is not None:
         raise AssignmentError(
             f"node_speed: {spec.node_speed} needs nodes with quotas of their own, and "
-            "`docker compose up` gives all nodes the same; use python -m orchestrator sweep"
+            "`docker compose up` gives all nodes the same; use shardyard sweep"
         )
     if limits and spec.has_links:
-        raise AssignmentError(
-            "link: only the orchestrator connects nodes to a switch; use python -m orchestrator sweep"
-        )
+        raise AssignmentError("link: only the orchestrator connects nodes to a switch; use shardyard sweep")
     if spec.topology != topology:
         raise AssignmentError(
             f"a run over {spec.transport} has topology {spec.topology}: "

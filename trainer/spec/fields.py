@@ -121,16 +121,13 @@ class RunFields(BaseModel):
     )
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="scaling of lr with the number P of replicas: none, lr × P (linear) or lr × √P (sqrt); "
-        "P is 1 with batch_per: run",
+        "none", description="scaling of lr with the number P of replicas: lr × P (linear) or lr × √P (sqrt)"
     )
     warm_up_epochs: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="epochs k of linear warm-up: from lr to the scaled rate; from lr / P to lr with "
-        "lr_scaling none; from lr / (k + 1) to lr with P = 1",
+        description="epochs of linear warm-up: to the scaled rate, or to lr with lr_scaling none",
     )
     lr_schedule: Annotated[LrSchedule, LR_SCHEDULES] = Field(
         "constant", validate_default=True, description="the learning rate over the steps of the training"
@@ -147,19 +144,17 @@ class RunFields(BaseModel):
         1,
         ge=1,
         le=65536,
-        description="micro-batches into which each replica splits its batch, and whose gradients it adds "
-        "up; more micro-batches need less memory for activations",
+        description="micro-batches into which each replica splits its batch; more need less memory for "
+        "activations",
     )
     clip_norm: float | None = Field(
         None,
         gt=0,
-        description="largest norm of the gradient with which the optimizer takes a step; a gradient with a "
-        "larger norm is scaled down to it; null: no limit",
+        description="largest norm of the gradient; one with a larger norm is scaled down; null: no limit",
     )
     precision: Literal["float32", "bf16"] = Field(
         "float32",
-        description="number format in which layers compute in training: float32, or bf16 where torch's "
-        "autocast uses it; weights, gradients, exchanges and evaluation are in float32",
+        description="number format of layers in training: float32, or bf16 where torch's autocast uses it",
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",

@@ -39,6 +39,7 @@ class Zero2(Strategy):
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
     needs_thread: ClassVar[bool] = True
+    overlaps_backward: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 

@@ -41,6 +41,7 @@ class BlockProfile:
     Attributes:
         name: the name of the block.
         parameters: number of parameter elements.
+        largest_tensor: those of its largest parameter.
         output_shape: the shape of the output for one sample.
         flops: operations of the forward pass per sample, in convolutions and matrix products only. A
             multiply-add counts as two. Attention of T tokens in heads of width d has 2·T·T·d per head for
@@ -55,6 +56,7 @@ class BlockProfile:
 
     name: str
     parameters: int
+    largest_tensor: int
     output_shape: tuple[int, ...]
     flops: float
     output_bytes: float
@@ -106,6 +108,7 @@ def profile_blocks(
         BlockProfile(
             name=name,
             parameters=sum(parameter.numel() for parameter in block.parameters()),
+            largest_tensor=max((parameter.numel() for parameter in block.parameters()), default=0),
             output_shape=tuple(outputs[at].shape[1:]),
             flops=flops[at] / batch,
             output_bytes=outputs[at].nbytes / batch,
@@ -171,7 +174,9 @@ def _time_pass(
     return forward, backward[::-1]
 
 
-def profile_model(spec: RunSpec) -> list[BlockProfile]:
+def profile_model(
+    spec: RunSpec, warm_up: int = 2, runs: int = 5, clock: Clock = time.perf_counter
+) -> list[BlockProfile]:
     """Profile the run's model on one thread, with a batch of its dataset's shape."""
     from pathlib import Path
 
@@ -183,9 +188,19 @@ def profile_model(spec: RunSpec) -> list[BlockProfile]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile_blocks(blocks, inputs, targets, loss=spec.loss)
+        return profile_blocks(blocks, inputs, targets, spec.loss, warm_up=warm_up, runs=runs, clock=clock)
     finally:
         torch.set_num_threads(threads)
+
+
+def optimizer_values(spec: RunSpec) -> int:
+    """How many values the run's optimizer keeps for each parameter."""
+    weight = nn.Parameter(torch.zeros(2, 3))
+    optimizer = spec.optimizer.build([weight], spec.lr)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    states = (value for each in optimizer.state.values() for value in each.values())
+    return sum(isinstance(value, Tensor) and value.shape == weight.shape for value in states)
 
 
 def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:

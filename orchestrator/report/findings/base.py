@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
@@ -112,17 +114,22 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence or two that follow from numbers, with these numbers and the runs they come from.
+    """Numbers that say something, the runs they come from, and the sentence or two over these numbers.
 
     kind: a key of KINDS. data: the numbers and names in the text, unrounded; times in seconds, amounts in
     bytes, shares 0 … 1. workload: what was trained, if the sweep has several workloads.
     """
 
     kind: str
-    text: str
     rows: tuple[Row, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     workload: Workload | None = None
+    untemplated: str = ""
+
+    @cached_property
+    def text(self) -> str:
+        """The template of its kind over its data."""
+        return self.untemplated or sentence(self.kind, self.data)
 
     @property
     def topic(self) -> str:
@@ -135,8 +142,7 @@ class Finding:
     @property
     def first_sentence(self) -> str:
         """What it says first, for a figure that shows it."""
-        first, more, _ = self.text.partition(". ")
-        return f"{first}." if more else first
+        return first_sentence(self.text)
 
     @property
     def anchor(self) -> str:
@@ -147,6 +153,22 @@ class Finding:
     def caution(self) -> bool:
         """Whether it limits which numbers may be compared or trusted."""
         return KINDS[self.kind].caution
+
+
+def first_sentence(text: str) -> str:
+    first, more, _ = text.partition(". ")
+    return f"{first}." if more else first
+
+
+def said(
+    kind: str,
+    text: str,
+    rows: tuple[Row, ...] = (),
+    data: Mapping[str, Any] | None = None,
+    workload: Workload | None = None,
+) -> Finding:
+    """A finding whose text is no template yet."""
+    return Finding(kind, rows, data or {}, workload, text)
 
 
 def evidence(groups: Iterable[Group | None]) -> tuple[Row, ...]:

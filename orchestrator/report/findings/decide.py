@@ -15,6 +15,7 @@ from itertools import combinations
 from math import log1p, sqrt
 from typing import Any, Literal
 
+from orchestrator.report.findings.sentences import aside, certainty, remark, written
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, estimates
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
@@ -198,19 +199,12 @@ class Compared:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the difference or ratio, at the corrected level."""
-        bounds = self._bounds
-        return (self.quantity.unscaled(bounds[0]), self.quantity.unscaled(bounds[1])) if bounds else None
-
-    @property
-    def _bounds(self) -> tuple[float, float] | None:
-        """The interval on the scale of the comparison, within what is possible."""
+        """The interval of the difference or ratio, at the corrected level, within what is possible."""
         if self.decision is None:
             return None
-        low, high = (
-            self.quantity.possible(bound, self.right) for bound in (self.decision.low, self.decision.high)
-        )
-        return low, high
+        bounds = self.decision.low, self.decision.high
+        low, high = (self.quantity.possible(bound, self.right) for bound in bounds)
+        return self.quantity.unscaled(low), self.quantity.unscaled(high)
 
     @property
     def seeds_to_decide(self) -> int | None:
@@ -222,30 +216,20 @@ class Compared:
     @property
     def written(self) -> str:
         """`+0.6 points (+0.2 to +1.0: likely)`: the difference, its interval and how sure it is."""
-        return f"{self.quantity.write_difference(*self.values)}{self.remark}"
+        return written(self.data())
 
     @property
     def aside(self) -> str:
-        """`, +0.6 points (+0.2 to +1.0)`; with too few seeds no difference, since it would be a claim."""
-        return f", {self.written}" if self.contrast else self.remark
+        return aside(self.data())
 
     @property
     def remark(self) -> str:
         """` (+0.2 to +1.0: likely)`, ` (−0.3 to +1.0: undecided)`: the interval and how sure it is."""
-        if self.verdict == "equal":
-            return " (equal in every seed)"
-        bounds = self._bounds
-        if bounds is None:
-            return f" (fewer than {MIN_SEEDS} seeds)"
-        low, high = map(self.quantity.write_bound, bounds)
-        return f" ({low} to {high}{self.certainty})"
+        return remark(self.data())
 
     @property
     def certainty(self) -> str:
-        """`: likely`, `: undecided`, or that the difference does not matter; empty if it is shown."""
-        if self.decided:
-            return "" if self.level == "shown" else ": likely"
-        return ": equal within the tolerance" if self.within_tolerance else ": undecided"
+        return certainty(self.data())
 
     def data(self) -> dict[str, Any]:
         """Its numbers, for findings.json."""

@@ -105,9 +105,9 @@ class Quantity:
         )
 
     def write_bound(self, value: float) -> str:
-        """A bound of the interval of a difference, from the scale of the comparison, without its unit."""
+        """A bound of the interval of a difference or ratio, without its unit."""
         if not self.ratio:
             return formats.points_bound(value)
-        if abs(value) > log(MOST_WRITTEN):
-            return f"over {MOST_WRITTEN}" if value > 0 else f"under 1/{MOST_WRITTEN}"
-        return formats.ratio(exp(value))
+        if not 1 / MOST_WRITTEN <= value <= MOST_WRITTEN:
+            return f"over {MOST_WRITTEN}" if value > 1 else f"under 1/{MOST_WRITTEN}"
+        return formats.ratio(value)

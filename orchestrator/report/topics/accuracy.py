@@ -10,7 +10,7 @@ from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.model.comparison import WorkloadView
@@ -70,7 +70,7 @@ def best_accuracy(view: WorkloadView) -> Findings:
     if serial:
         data["serial_accuracy"] = Q.accuracy.mean_of(serial)
         text += f" Serial reached {percent(Q.accuracy.mean_of(serial))}{_from_serial(view, against)}"
-    yield Finding("best_accuracy", text, evidence([*ranked, serial]), data)
+    yield said("best_accuracy", text, evidence([*ranked, serial]), data)
 
 
 def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
@@ -114,7 +114,7 @@ def fewer_updates(view: WorkloadView) -> Findings:
     if not own or not fewer:
         return
     parts = [f"{view.name(group)} {taken.range(whole)}" for taken, group in fewer]
-    yield Finding(
+    yield said(
         "fewer_updates",
         f"Same samples, fewer updates of the model: at {view.shape.label} serial's was updated "
         f"{own.range(whole)} times, those of strategies below serial less often: {listed(parts)}. "
@@ -158,7 +158,7 @@ def averaging(view: WorkloadView) -> Findings:
         if not local or not final:
             continue
         change = points(final.mean - local.mean)
-        yield Finding(
+        yield said(
             "averaging",
             f"{view.name(group)} at {view.shape.label}: the nodes' local models reached "
             f"{percent(local.mean)} on average, and their average {percent(final.mean)}: "
@@ -189,7 +189,7 @@ def variants(view: WorkloadView) -> Findings:
     for compared in answer.compared:
         other, default = compared.left, compared.right
         mine, others = _differing_parameters(default, other)
-        yield Finding(
+        yield said(
             "variant",
             f"{default.strategy} over {default.transport}{view.partitioner(default)} at "
             f"{view.shape.label} reached {percent(compared.values[1])} with {_pairs(mine)} and "

@@ -24,23 +24,18 @@ def questions(comparison: Comparison) -> Findings:
     ]
     for (question, groups), answer in zip(asked, answers, strict=True):
         if not answer.compared:
-            yield Finding(
-                "asked_unanswered",
-                f"No {question.measure} to compare of {_written(question.compare)} and "
-                f"{_written(question.against)}.",
-                evidence(groups),
-                {"measure": question.measure},
-            )
+            sides = {"compare": question.compare, "against": question.against}
+            yield Finding("asked_unanswered", evidence(groups), {"measure": question.measure, **sides})
             continue
         (compared,) = answer.compared
-        one, other = map(comparison.name_on, groups)
-        verb = "reached" if question.measure == "accuracy" else "took"
-        left, right = map(compared.quantity.write, compared.values)
         yield Finding(
             "asked",
-            f"{one} {verb} {left}, {other} {right}{compared.aside}.",
             evidence(groups),
-            {"measure": question.measure, "compared": compared_data([compared])},
+            {
+                "measure": question.measure,
+                "names": [*map(comparison.name_on, groups)],
+                "compared": compared_data([compared]),
+            },
         )
 
 
@@ -59,11 +54,6 @@ def _pairs(question: Question, groups: Sequence[Group]) -> list[tuple[Group, Gro
     if len(groups) != 2 or not (question.measure == "accuracy" or times_compare(*groups)):
         return []
     return [(groups[0], groups[1])]
-
-
-def _written(selection: dict[str, object]) -> str:
-    """`strategy ddp, nodes 4`"""
-    return ", ".join(f"{field} {value}" for field, value in selection.items())
 
 
 TOPIC = Topic(sweep_rules=(questions,))

@@ -12,7 +12,7 @@ from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.formats import listed, percent
+from orchestrator.report.formats import percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
@@ -34,34 +34,20 @@ def bubble_fractions(view: WorkloadView) -> Findings:
         return
     known.sort(key=lambda item: (item[0].mean, item[1].mean))
     shown = known[:1] if known[0][0].mean == known[-1][0].mean else [known[0], known[-1]]
-    parts = [
-        f"{percent(measured.mean)} in {view.name(group)} (formula: {percent(formula.mean)})"
-        for formula, measured, group in shown
-    ]
     groups = [group for _, _, group in shown]
     above = all(measured.mean > formula.mean for formula, measured, _ in shown)
     yield Finding(
         "bubble",
-        f"Pipeline bubble, the share of {view.clock} time that stages wait, at {view.shape.label}: "
-        f"{listed(parts)}.{_reason(groups) if above else ''}",
         evidence(groups),
         {
+            "clock": view.clock,
+            "nodes": view.shape.label,
             "bubble": {view.name(group): measured.mean for _, measured, group in shown},
             "formula": {view.name(group): formula.mean for formula, _, group in shown},
-            "shared_cores": above and _share_cores(groups),
+            "above": above,
+            "shared_cores": above and any(group.first.shares_cores for group in groups),
         },
     )
-
-
-def _share_cores(groups: list[Group]) -> bool:
-    return any(group.first.shares_cores for group in groups)
-
-
-def _reason(groups: list[Group]) -> str:
-    text = " The formula assumes stages of equal length and free communication"
-    if _share_cores(groups):
-        text += "; here stages shared cores, so a stage also waited for stages whose core was taken"
-    return f"{text}."
 
 
 def bubbles(view: WorkloadView, style: Style) -> Chart | None:

@@ -8,7 +8,7 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import fastest_and_most_accurate
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.formats import first_few, percent, seconds, size
 from orchestrator.report.model.comparison import WorkloadView
@@ -44,7 +44,7 @@ def front(view: WorkloadView) -> Findings:
             off.append((group, better))
         else:
             unknown.append(group)
-    yield Finding(
+    yield said(
         "front",
         f"{view.times_at}{view.of_ranked}, {_positions(view, on, off, unknown)}.",
         evidence(groups),

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.real_nodes import Calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding, evidence, said
 from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.clock import MAX_ERROR, ClockError, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
@@ -33,7 +33,7 @@ def disturbed(comparison: Comparison) -> Findings:
     lost = tuple(row for row in rows if row.without_core > BUSY)
     untimed = any(row.disturbed for row in rows)
     if untimed or len(lost) > MOST_DISTURBED * len(rows):
-        yield Finding(
+        yield said(
             "disturbed",
             f"The machine was busy: in {len(lost)} of the {count(len(rows), 'run')} whose ranks could have "
             f"had a core each, a rank waited for its core during over {BUSY:.0%} of its time. "
@@ -61,7 +61,7 @@ def cluster_time(view: WorkloadView) -> Findings:
         f"takes if every rank has a core of its own{links}{_exchanges(len(several), unpriced)}"
     )
     if error is None:
-        yield Finding(
+        yield said(
             "cluster_time_uncalibrated",
             f"{meaning}. Their error is unknown, because few or no runs had several ranks with a core each "
             "all the time, and so exchanges may cost more or less than the cluster times include. The "
@@ -76,7 +76,7 @@ def cluster_time(view: WorkloadView) -> Findings:
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
     )
-    yield Finding(
+    yield said(
         "cluster_time_uncalibrated" if off else "cluster_time",
         f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
         f"most {percent(waited)} of their time; there, cluster times differ from wall times by "
@@ -135,13 +135,13 @@ def cpu_inflation(comparison: Comparison) -> Findings:
     if unknown:
         text += f" {count(len(unknown), 'run')} could not be corrected."
     rows = tuple(row for row in shared if row.key in inflation)
-    yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
+    yield said("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 
 
 def real_nodes(comparison: Comparison) -> Findings:
     """That the runs of real nodes cannot be used that were given for those of virtual ones."""
     if comparison.real_unusable:
-        yield Finding(
+        yield said(
             "real_nodes_unusable",
             "Times of virtual nodes are not calibrated, because the runs of real nodes cannot be used: "
             f"{comparison.real_unusable.rstrip('.?')}. Give others with `report --real`.",
@@ -171,7 +171,7 @@ def _of_virtual_nodes(view: WorkloadView, rows: Sequence[Row], error: ClockError
     kept = f"The intervals of differences contain an error of {percent(error_of_difference(view))}."
     if error is None:
         text = f"{meaning} Their error is unknown: these runs have no times of real nodes. {kept}"
-        return Finding("cluster_time_uncalibrated", text, evidence(view.groups))
+        return said("cluster_time_uncalibrated", text, evidence(view.groups))
     clocks = Counter(row.real.clock for row in error.rows if row.real)
     true = listed([count(clocks[clock], f"{clock} time") for clock in ("wall", "cluster") if clocks[clock]])
     text = (
@@ -189,7 +189,7 @@ def _of_virtual_nodes(view: WorkloadView, rows: Sequence[Row], error: ClockError
         "clocks": dict(clocks),
     }
     off = error.worst > MAX_ERROR or unchecked
-    return Finding("cluster_time_uncalibrated" if off else "cluster_time", text, error.rows, data)
+    return said("cluster_time_uncalibrated" if off else "cluster_time", text, error.rows, data)
 
 
 def _software(real: Calibrated | None, transports: Sequence[str]) -> str:
@@ -238,7 +238,7 @@ def no_cluster_time(comparison: Comparison) -> Findings:
             lacking.setdefault(reason, []).append(row)
     for reason, rows in lacking.items():
         names = [*dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)]
-        yield Finding(
+        yield said(
             "no_cluster_time",
             f"Without cluster time, and so in no comparison of times: {first_few(names)} ({reason}).",
             tuple(rows),
@@ -280,7 +280,7 @@ def shared_cores(view: WorkloadView) -> Findings:
             f"machine was slow (serial took {serial_s.range(seconds)})."
         )
         data["beyond_limit"] = max(beyond)
-    yield Finding("shared_cores", text, evidence(sharing), data)
+    yield said("shared_cores", text, evidence(sharing), data)
 
 
 def _on(shapes: list[ClusterShape]) -> str:
@@ -318,7 +318,7 @@ def drift(view: WorkloadView) -> Findings:
                 f"those of {by_order['latest']} the latest"
             )
             data |= by_order
-    yield Finding("drift" if found.shown or found.wide else "no_drift", f"{text}.", tuple(rows), data)
+    yield said("drift" if found.shown or found.wide else "no_drift", f"{text}.", tuple(rows), data)
 
 
 def _by_order(view: WorkloadView, found: Drift) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def thread_ranks(comparison: Comparison) -> Findings:
             f"The ranks of {count(len(rows), 'run')} were threads of one interpreter and slowed each other "
             "down: their times do not compare, and no finding about time includes them."
         )
-        yield Finding("thread_ranks", text, tuple(rows))
+        yield said("thread_ranks", text, tuple(rows))
 
 
 TOPIC = Topic(

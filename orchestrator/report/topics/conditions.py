@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import evidence, said
 from orchestrator.report.formats import first_few, listed, significant, size
 from orchestrator.report.metrics.fairness import (
     compared_groups,
@@ -31,7 +31,7 @@ def accuracy_is(view: WorkloadView) -> Findings:
     for name in ("loss", "dataset"):
         run = rows[0].run
         if meaning := getattr(run, name).accuracy_is:
-            yield Finding(
+            yield said(
                 "accuracy_is",
                 f"With the {name} {run.name_of(name)}, accuracy is {meaning}.",
                 rows,
@@ -46,7 +46,7 @@ def best_loss(view: WorkloadView) -> Findings:
     if best is None or rows[0].run.name_of("loss") not in LOG_LOSSES:
         return
     name, bits = rows[0].run.name_of("dataset"), best / log(2)
-    yield Finding(
+    yield said(
         "best_loss",
         f"On {name}, the smallest loss that a model can expect is {significant(bits)} bits per token, "
         "because some of the tokens are random.",
@@ -58,7 +58,7 @@ def best_loss(view: WorkloadView) -> Findings:
 def conditions_unequal(view: WorkloadView) -> Findings:
     """Conditions that the compared configurations of a workload do not share."""
     if found := differences(view):
-        yield Finding(
+        yield said(
             "conditions_unequal",
             f"Compared at {view.shape.label} under unequal conditions: "
             f"{'; '.join(described(view, each) for each in found)}.",
@@ -84,7 +84,7 @@ def scaled_beyond_the_rule(view: WorkloadView) -> Findings:
         rows = evidence(groups)
         factors = sorted({row.run.batch_multiplier for row in rows})
         replicas = listed([str(factor) for factor in factors], "or")
-        yield Finding(
+        yield said(
             "scaled_beyond_the_rule",
             f"The learning rate of {first_few(names, MAX_NAMED)} was scaled with the number of replicas "
             f"({replicas}), but each of their updates uses the batch of one replica. The scaling rules are "
@@ -102,20 +102,20 @@ def strategy_caveats(comparison: Comparison) -> Findings:
         if row.ok and not row.is_sampled and row.run.strategy.caveat:
             caveats.setdefault((row.strategy, row.run.strategy.caveat), []).append(row)
     for (strategy, caveat), rows in caveats.items():
-        yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
+        yield said("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
 
 
 def sent_beyond_count(comparison: Comparison) -> Findings:
     """Configurations whose transport is known to send more bytes than are counted."""
     for group in comparison.groups:
-        factor = group.first.run.strategy.sent_per_counted
-        counted = Q.bytes_sent_per_rank.over(group)
+        run, counted = group.first.run, Q.bytes_sent_per_rank.over(group)
+        factor = run.strategy.sent_per_counted if run.transport == "gloo" else 1.0
         if factor > 1 and counted and counted.mean:
-            transport, sent = group.first.run.transport, factor * counted.mean
-            yield Finding(
+            sent = factor * counted.mean
+            yield said(
                 "sent_beyond_count",
                 f"{group.strategy_label} on {group.shape.label}: a rank sends {size(sent)} over "
-                f"{transport}, and {size(counted.mean)} are counted. The reduce-scatter of {transport} is "
+                f"gloo, and {size(counted.mean)} are counted. The reduce-scatter of gloo is "
                 "an all-reduce, which sends twice as much.",
                 evidence([group]),
                 {"strategy": group.strategy_label, "counted": counted.mean, "sent": sent},
@@ -130,7 +130,7 @@ def conditions_differ(comparison: Comparison) -> Findings:
             if name in SEPARATED
             else "their numbers may not compare"
         )
-        yield Finding(
+        yield said(
             "conditions_differ",
             f"The runs differ in {name} ({listed(values)}): {effect}.",
             (),

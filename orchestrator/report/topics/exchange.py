@@ -17,7 +17,7 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import listed, seconds, size
+from orchestrator.report.formats import listed, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape, Workload
@@ -25,7 +25,7 @@ from orchestrator.report.model.timelines import Timeline, slowest_runs, strategi
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.speed import exchange_share, timed
+from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.topic import Findings, Topic
 
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
@@ -42,30 +42,19 @@ def transports(view: WorkloadView) -> Findings:
     ]
     answers = yield [Ask.among(Q.train_s, groups) for groups in several]
     for groups, ranking in zip(several, answers, strict=True):
-        first, *others = groups
-        parts = [
-            f"{seconds(Q.train_s.mean_of(group))} over {group.transport}{_communication(group)}, "
-            f"{ranking.between(group, first).written}"
-            for group in others
-        ]
         yield Finding(
             "transports",
-            f"{view.times_at}, {first.strategy_label}{view.partitioner(first)} took "
-            f"{seconds(Q.train_s.mean_of(first))} over {first.transport}{_communication(first)}; "
-            f"{'; '.join(parts)}.",
             evidence(groups),
             {
-                "strategy": first.strategy_label,
+                "at": view.times_at,
+                "strategy": groups[0].strategy_label,
+                "partitioner": view.partitioner(groups[0]),
                 "train_s": {group.transport: Q.train_s.mean_of(group) for group in groups},
                 "communicate_s": Q.communicate_s.means(groups, lambda group: group.transport),
+                "to_first": compared_data(ranking.between(group, groups[0]) for group in groups[1:]),
                 "compared": compared_data(ranking.compared),
             },
         )
-
-
-def _communication(group: Group) -> str:
-    spent = Q.communicate_s.over(group)
-    return f" with {seconds(spent.mean)} of communication" if spent else ""
 
 
 def all_reduce_and_ddp(view: WorkloadView) -> Findings:
@@ -84,11 +73,10 @@ def all_reduce_and_ddp(view: WorkloadView) -> Findings:
         ddp, ours = compared.left, compared.right
         yield Finding(
             "all_reduce_and_ddp",
-            f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
-            f"{exchange_share(ours)} of it exchange, and {view.name(ddp)} {seconds(compared.values[0])}, "
-            f"{exchange_share(ddp)} of it exchange: ddp took {compared.written}.",
             evidence([ours, ddp]),
             {
+                "at": view.times_at,
+                "names": {"all_reduce": view.name(ours), "ddp": view.name(ddp)},
                 "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
                 "exchange_share": Q.exchange_share.means([one, other], lambda group: group.strategy_label),
                 "compared": compared_data([compared]),
@@ -110,33 +98,20 @@ def mean_gradient(view: WorkloadView) -> Findings:
     ]
     answers = yield [Ask.among(Q.exchange_s_per_step, ways) for ways in several]
     for ways, ranking in zip(several, answers, strict=True):
-        first, *others = sorted(ways, key=Q.exchange_s_per_step.mean_of)
-        parts = [
-            f"{seconds(Q.exchange_s_per_step.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
-            f"{ranking.between(group, first).written}"
-            for group in others
-        ]
+        first, *others = ordered = sorted(ways, key=Q.exchange_s_per_step.mean_of)
         yield Finding(
             "mean_gradient",
-            f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
-            f"{view.partitioner(first)}, waiting included, takes "
-            f"{seconds(Q.exchange_s_per_step.mean_of(first))} per step in {first.strategy_label}"
-            f"{_sent(first)}; {'; '.join(parts)}.",
             evidence(ways),
             {
+                "at": view.times_at,
                 "transport": first.transport,
-                "exchange_s_per_step": {
-                    group.strategy: Q.exchange_s_per_step.mean_of(group) for group in [first, *others]
-                },
+                "partitioner": view.partitioner(first),
+                "exchange_s_per_step": Q.exchange_s_per_step.means(ordered, lambda group: group.strategy),
                 "bytes_per_step": Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
+                "to_first": compared_data(ranking.between(group, first) for group in others),
                 "compared": compared_data(ranking.compared),
             },
         )
-
-
-def _sent(group: Group) -> str:
-    sent = Q.bytes_sent_per_rank_per_step.over(group)
-    return f" ({size(sent.mean)} sent per rank)" if sent else ""
 
 
 def models_alike(comparison: Comparison) -> list[Workload]:

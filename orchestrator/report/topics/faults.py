@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.base import Finding, said
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.formats import percent, seconds, whole
 from orchestrator.report.model.comparison import Comparison
@@ -114,7 +114,7 @@ def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Find
         parts.append(f"{repeated.range(whole)} steps repeated")
     if lost:
         parts.append(f"{lost.range(whole)} samples lost")
-    return Finding(
+    return said(
         "fault_cost",
         f"{name}, {group.first.faults_label}: {'; '.join(parts)}.",
         tuple(row for pair in cost.pairs for row in pair),

@@ -12,13 +12,13 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.lazy import alt
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Answer, Ask, compared_data
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.formats import percent, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
-from orchestrator.report.topics.speed import time_and_accuracy, timed
+from orchestrator.report.topics.speed import accuracy_of, timed
 from orchestrator.report.topics.topic import Findings, Topic
 
 MIN_LINKS = 2
@@ -49,61 +49,33 @@ def links(comparison: Comparison) -> Findings:
             continue
         yield Finding(
             "links",
-            " ".join([_fastest(found), *(each.text for each in found)]),
-            tuple(row for each in found for row in each.rows),
+            tuple(row for rows, _ in found for row in rows),
             {
-                "links": [each.data for each in found],
-                "compared": [compared for each in found for compared in each.data["compared"]],
+                "links": [data for _, data in found],
+                "compared": [compared for _, data in found for compared in data["compared"]],
             },
             base if len(comparison.workloads) > len(views) else None,
         )
 
 
-def _fastest(found: Sequence[Finding]) -> str:
-    """`Shown to be the fastest: all_reduce over gloo (88.0%) over 10 Mbit/s; 1 of 2 is undecided.`"""
-    decided = []
-    for data in (each.data for each in found if each.data["fastest"]):
-        accuracy = f" ({percent(data['accuracy'][0])})" if data["accuracy"][0] is not None else ""
-        decided.append(f"{data['fastest']}{accuracy} over {data['link'] or OWN_LINKS}")
-    if not decided:
-        return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
-    open_ = len(found) - len(decided)
-    rest = f"; {open_} of {len(found)} {'is' if open_ == 1 else 'are'} undecided" if open_ else ""
-    return f"Shown to be the fastest: {listed(decided)}{rest}."
-
-
-def _over_link(view: WorkloadView, ranking: Answer) -> Finding:
-    """What was found over one link."""
+def _over_link(view: WorkloadView, ranking: Answer) -> tuple[tuple[Row, ...], dict[str, Any]]:
+    """What was found over one link, and the runs that it follows from."""
     groups = ranking.groups
     first, second = groups[:2]
-    compared = ranking.between(second, first)
-    over = "Over" if view.clock == "wall" else "In cluster time, over"
-    text = f"{over} {_link(view, evidence(groups))}, {view.name(first)} took {time_and_accuracy(first)}"
-    if ranking.best is first:
-        text += f", the fastest of {count(len(groups), 'configuration')}"
-    text += f"; {view.name(second)} took {seconds(Q.train_s.mean_of(second))}{compared.aside}."
-    even = [view.name(group) for group in ranking.may_be_best if group is not first]
-    if ranking.best is not first and even:
-        text += f" Which is the fastest is undecided between {view.name(first)} and {first_few(even)}."
-    data = {
+    rows = evidence(groups)
+    return evidence([first, second]), {
+        "clock": view.clock,
         "link": view.workload.link,
+        "enforced": not any(row.link_not_enforced for row in rows),
+        "measured": measured(rows),
         "fastest": view.name(first) if ranking.best is first else None,
+        "may_be_fastest": [view.name(group) for group in ranking.may_be_best if group is not first],
         "order": [view.name(group) for group in groups],
         "train_s": [Q.train_s.mean_of(group) for group in groups],
-        "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
+        "accuracy": [accuracy_of(group) for group in groups],
+        "second": ranking.between(second, first).data(),
         "compared": compared_data(ranking.of(first)),
     }
-    return Finding("links", text, evidence([first, second]), data)
-
-
-def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
-    """`links of 10 Mbit/s, 1 ms (measured: 9.52 Mbit/s, 1.10 ms)`."""
-    if not view.workload.link:
-        return OWN_LINKS
-    enforced = not any(row.link_not_enforced for row in rows)
-    speeds = measured(rows)
-    achieved = f"measured: {speeds}" if speeds else "not measured"
-    return f"links of {view.workload.link} ({achieved if enforced else 'not enforced'})"
 
 
 def not_enforced(comparison: Comparison) -> Findings:
@@ -111,20 +83,14 @@ def not_enforced(comparison: Comparison) -> Findings:
     rows = [row for row in comparison.rows if row.ok and row.link_not_enforced]
     if not rows:
         return
-    runtimes = listed(sorted({row.result.runtime for row in rows}))
-    text = (
-        f"Runtime {runtimes} did not enforce the links that {count(len(rows), 'run')} request: their "
-        "messages took this machine's own links, and their wall times do not contain the requested ones. "
-        "Their cluster times do: a replay of their traces over the requested bandwidth and latency, "
-        "without jitter and loss"
-    )
-    in_wall_time = [row for row in rows if row.clock == "wall"]
-    if in_wall_time:
-        text += (
-            f". {count(len(in_wall_time), 'run')} of these lack cluster times and are compared in wall time"
-        )
     yield Finding(
-        "link_not_enforced", f"{text}.", tuple(rows), {"in_wall_time": [row.key for row in in_wall_time]}
+        "link_not_enforced",
+        tuple(rows),
+        {
+            "runtimes": sorted({row.result.runtime for row in rows}),
+            "runs": len(rows),
+            "in_wall_time": [row.key for row in rows if row.clock == "wall"],
+        },
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from orchestrator.report.figures.axes import LOG_FROM
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import listed, percent, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -58,11 +57,6 @@ class _Line:
         ]
         return kept[-1] if kept else None
 
-    def against(self, group: Group) -> tuple[Compared, Compared]:
-        """Time and accuracy of a group, compared with the reference."""
-        at = next(at for at, time in enumerate(self.times) if time.left is group)
-        return self.times[at], self.accuracies[at]
-
 
 def many_nodes(view: WorkloadView) -> Findings:
     """Until how many nodes each strategy becomes faster, and its accuracy there.
@@ -77,18 +71,14 @@ def many_nodes(view: WorkloadView) -> Findings:
     found = [line for line in compared_lines if line.complete]
     if not found:
         return
-    against = "serial" if serial else "the fewest nodes"
-    parts = [_at_end(view, line, line.falls_until or line.groups[-1], against) for line in found]
-    start = "In cluster time, t" if view.clock == "cluster" else "T"
     yield Finding(
         "many_nodes",
-        f"{start}he largest number of nodes that is shown to save time over the next smaller one: "
-        f"{_by_count(view, [(line, line.falls_until) for line in found])}. The largest that is shown to be "
-        f"faster than {against} without a loss of accuracy above the tolerance: "
-        f"{_by_count(view, [(line, line.kept_until) for line in found])}. {' '.join(parts)}",
         evidence([serial, *(group for line in found for group in line.groups)]),
         {
+            "clock": view.clock,
             "reference": "serial" if serial else "fewest",
+            "saves_time": _by_nodes(view, [(line, line.falls_until) for line in found]),
+            "keeps_accuracy": _by_nodes(view, [(line, line.kept_until) for line in found]),
             "strategies": [_data(view, line) for line in found],
             "compared": compared_data(each for line in found for each in line.compared),
         },
@@ -110,32 +100,26 @@ def _asks(groups: Sequence[Group], reference: Group) -> list[Ask]:
     ]
 
 
-def _by_count(view: WorkloadView, ends: Sequence[tuple[_Line, Group | None]]) -> str:
-    """`64 nodes with one_shot over mpi; 16 nodes with all_reduce over mpi; none with gossip over mpi`."""
+def _by_nodes(view: WorkloadView, ends: Sequence[tuple[_Line, Group | None]]) -> dict[str, list[str]]:
+    """The strategies by the number of nodes that they reach, the most first."""
     names: dict[str, list[str]] = {}
     for line, end in sorted(ends, key=lambda each: -each[1].shape.ranks if each[1] else 0):
-        count = end.shape.label if end else "none"
-        names.setdefault(count, []).append(view.name(line.groups[0]))
-    return "; ".join(f"{count} with {listed(of)}" for count, of in names.items())
-
-
-def _at_end(view: WorkloadView, line: _Line, end: Group, against: str) -> str:
-    """`all_reduce over mpi on 64 nodes: 0.28 s, 0.02 times as long as serial, …; accuracy 53.6%, …`"""
-    text = f"{view.name_on(end)}: {seconds(Q.train_s.mean_of(end))}"
-    accuracy = percent(Q.accuracy.mean_of(end))
-    if not any(each.left is end for each in line.times):  # it is the reference
-        return f"{text}, {accuracy}."
-    time, loss = line.against(end)
-    return f"{text}, {time.written} as {against}; {accuracy}, {loss.written}."
+        names.setdefault(end.shape.label if end else "none", []).append(view.name(line.groups[0]))
+    return names
 
 
 def _data(view: WorkloadView, line: _Line) -> dict[str, Any]:
-    falls, kept = line.falls_until, line.kept_until
+    falls, kept, end = line.falls_until, line.kept_until, line.falls_until or line.groups[-1]
+    pairs = zip(line.times, line.accuracies, strict=True)
     return {
         "strategy": view.name(line.groups[0]),
         "ranks": [group.shape.ranks for group in line.groups],
         "falls_until": falls.shape.ranks if falls else None,
         "kept_until": kept.shape.ranks if kept else None,
+        "end": view.name_on(end),
+        "train_s": Q.train_s.mean_of(end),
+        "accuracy": Q.accuracy.mean_of(end),
+        "to_reference": next((compared_data(pair) for pair in pairs if pair[0].left is end), None),
     }
 
 

@@ -14,7 +14,7 @@ from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import listed, percent, seconds, size
+from orchestrator.report.formats import size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -45,14 +45,8 @@ def least_memory(view: WorkloadView) -> Findings:
     if least.mean >= NOTABLY_LESS * most.mean:
         return
     names = [view.name(group) for spread, group in kept if spread.mean == least.mean]
-    whose = "serial's" if serial else "the largest strategy's"
-    text = (
-        f"At {view.shape.label}, by the sizes of their tensors, {listed(names)} kept least per node: the "
-        f"fullest rank had "
-        f"{size(least.mean)} of weights, gradient, optimizer state and activations, "
-        f"{percent(least.mean / most.mean)} of {whose} {size(most.mean)}."
-    )
     data: dict[str, Any] = {
+        "nodes": view.shape.label,
         "strategy": view.name(best),
         "strategies": names,
         "bytes": least.mean,
@@ -73,10 +67,8 @@ def least_memory(view: WorkloadView) -> Findings:
     pairs = [(best, group) for group in compared]
     (answer,) = yield [Ask.of(Q.step_s, pairs if best.first.times_compare else [])]
     if steps := answer.compared:
-        parts = [f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}" for each in steps]
-        text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
-        data["compared"] = compared_data(steps)
-    yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
+        data |= {"names": [view.name(each.right) for each in steps], "compared": compared_data(steps)}
+    yield Finding("least_memory", evidence([best, *compared, view.serial]), data)
 
 
 def _steps(group: Group) -> Spread | None:

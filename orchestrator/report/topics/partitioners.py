@@ -13,7 +13,7 @@ from orchestrator.report.figures.lazy import alt
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import listed, percent, points, seconds, whole
+from orchestrator.report.formats import percent, points
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -47,12 +47,10 @@ def partitioner_loss(view: WorkloadView) -> Findings:
         if not losing:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
-        text = (
-            f"At {view.shape.label}, {worst.left.name} reached {percent(worst.values[1])} with "
-            f"{view.partitioners[0]} and {percent(worst.values[0])} with {label}: {worst.written}"
-        )
         data: dict[str, Any] = {
+            "nodes": view.shape.label,
             "partitioner": label,
+            "reference": view.partitioners[0],
             "strategy": worst.left.name,
             "loss": worst.values[1] - worst.values[0],
             "best": None,
@@ -63,13 +61,9 @@ def partitioner_loss(view: WorkloadView) -> Findings:
             best = max(better, key=lambda each: each.values[0])
             compared.append(best)
             data["best"] = best.left.name
-            text += (
-                f". With {label}, {best.left.name} reached {percent(best.values[0])}, "
-                f"{best.written} from {worst.left.name}"
-            )
         data["compared"] = compared_data(compared)
         groups = [group for each in compared for group in (each.left, each.right)]
-        yield Finding("partitioner_loss", f"{text}.", evidence(groups), data)
+        yield Finding("partitioner_loss", evidence(groups), data)
 
 
 def partitioner_effect(view: WorkloadView) -> Findings:
@@ -80,14 +74,8 @@ def partitioner_effect(view: WorkloadView) -> Findings:
         if not found:
             continue
         mine, theirs = [each.left for each in found], [each.right for each in found]
-        parts = [
-            f"{each.left.name} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
-            for each in found
-        ]
         yield Finding(
             "partitioner_effect",
-            f"At {view.shape.label}, {_both_held(label, mine, reference, theirs)}. "
-            f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.{_times(found)}",
             evidence([*mine, *theirs]),
             {
                 "partitioner": label,
@@ -95,6 +83,8 @@ def partitioner_effect(view: WorkloadView) -> Findings:
                 "accuracy": {each.left.name: each.values for each in found},
                 "coverage": _mean_coverage(mine),
                 "overlap": _mean_overlap(mine),
+                "nodes": view.shape.label,
+                "used": {label: _used(mine), reference: _used(theirs)},
                 "train_s": {each.left.name: times for each in found if (times := _measured(each))},
                 "compared": compared_data(found),
             },
@@ -127,33 +117,16 @@ def _mean_overlap(groups: Sequence[Group]) -> float | None:
     return overlap.mean if overlap else None
 
 
-def _both_held(one: str, mine: Sequence[Group], other: str, theirs: Sequence[Group]) -> str:
-    """What both used, once if it is the same."""
-    used, others = _held(mine), _held(theirs)
-    return f"{one} and {other} {used}" if used == others else f"{one} {used}; {other} {others}"
-
-
-def _held(groups: Sequence[Group]) -> str:
-    """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
-    groups = [group for group in groups if group.first.run.strategy.rounds is None] or groups
-    coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
-    skew = Spread.of(Q.js_divergence_mean_bits.of(row) for group in groups for row in group.ok_rows)
-    if coverage is None or overlap is None:
-        return "did not report their samples"
-    several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
-    labels = [f"a label divergence of {skew.mean:.2f} bits"] if skew and skew.mean >= SKEWED_BITS else []
-    uneven = [*labels, *_sizes(groups)]
-    aside = f", with {listed(uneven)}" if uneven else ""
-    return f"used {percent(coverage)} of the training set in epoch 1, {several}{aside}"
-
-
-def _times(found: Sequence[Compared]) -> str:
-    """What unequal parts cost in time, as a sentence; empty if parts are of about equal size."""
-    measured = {each.left.name: times for each in found if (times := _measured(each))}
-    if not measured or not _sizes([each.left for each in found]):
-        return ""
-    parts = [f"{name} {seconds(one)} and {seconds(other)}" for name, (one, other) in measured.items()]
-    return f" Parts are of unequal size; training was measured to take, in this order, {'; '.join(parts)}."
+def _used(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the groups trained on in epoch 1; skew and sizes only where they are notable."""
+    full = [group for group in groups if group.first.run.strategy.rounds is None] or groups
+    skew = Spread.of(Q.js_divergence_mean_bits.of(row) for group in full for row in group.ok_rows)
+    return {
+        "coverage": _mean_coverage(full),
+        "overlap": _mean_overlap(full),
+        "skew_bits": skew.mean if skew and skew.mean >= SKEWED_BITS else None,
+        "sizes": _sizes(full),
+    }
 
 
 def _measured(pair: Compared) -> tuple[float, float] | None:
@@ -163,14 +136,14 @@ def _measured(pair: Compared) -> tuple[float, float] | None:
     return Q.train_s.mean_of(pair.left), Q.train_s.mean_of(pair.right)
 
 
-def _sizes(groups: Sequence[Group]) -> list[str]:
-    """`1,660 to 23,845 samples per rank`; nothing if the parts are of about equal size."""
+def _sizes(groups: Sequence[Group]) -> tuple[int, int] | None:
+    """The samples of the smallest and the largest part; None if the parts are of about equal size."""
     # Where some ranks are absent, the samples of an epoch say nothing about the parts.
     rows = [row for group in groups for row in group.ok_rows if row.run.strategy.rounds is None]
     samples = [part.samples for row in rows for part in row.parts]
     if not samples or max(samples) <= UNEQUAL * min(samples):
-        return []
-    return [f"{whole(min(samples))} to {whole(max(samples))} samples per rank"]
+        return None
+    return min(samples), max(samples)
 
 
 def partitioners_by_strategy(view: WorkloadView) -> Chart | None:

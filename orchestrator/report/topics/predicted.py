@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.report.figures.axes import Axis, amount_axis, count_axis
@@ -13,11 +13,10 @@ from orchestrator.report.figures.lines import points_of, record, tooltip
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.formats import count, first_few, listed, ratio, seconds
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
-from orchestrator.report.statistics.spread import Spread, span
+from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.predictions import Prediction, Predictions, stops_paying
 
@@ -46,44 +45,42 @@ def fastest(comparison: Comparison) -> Findings:
         lines = predicted(view, comparison.predictions)
         if not lines:
             continue
-        where = f" over links of {link}" if (link := comparison.predictions.asked.link) else ""
-        texts = [_on(nodes, where, view, lines) for nodes in reversed(_counts(lines))]
+        found = [(each, view.name(group)) for group, of in lines for each in of]
+        counts = sorted({each.nodes for each, _ in found}, reverse=True)
         yield Finding(
             "predicted",
-            " ".join([*texts, *_paying(view, lines), "The accuracy on so many nodes is not predicted."]),
             evidence(group for group, _ in lines),
-            {"predictions": [_data(view, *line) for line in lines]},
+            {
+                "link": comparison.predictions.asked.link,
+                "on": [_on(nodes, [pair for pair in found if pair[0].nodes == nodes]) for nodes in counts],
+                "stops_paying": _stops_paying(view, lines),
+                "predictions": [_data(view, *line) for line in lines],
+            },
             view.workload if view.one_of_many else None,
         )
 
 
-def _counts(lines: Sequence[Line]) -> list[int]:
-    return sorted({each.nodes for _, found in lines for each in found})
+def _on(nodes: int, found: Sequence[tuple[Prediction, str]]) -> Mapping[str, Any]:
+    """The fastest on a number of nodes, and the others whose intervals overlap with its own."""
+    (best, name), *others = sorted(found, key=lambda pair: pair[0].seconds)
+    return {
+        "nodes": nodes,
+        "strategy": name,
+        "alone": not others,
+        "interval": [best.low_s, best.high_s],
+        "seconds": best.seconds,
+        "speedup": best.speedup,
+        "close": [other for each, other in others if each.low_s <= best.high_s],
+    }
 
 
-def _on(nodes: int, where: str, view: WorkloadView, lines: Sequence[Line]) -> str:
-    """`On 64 nodes, local_sgd over gloo is predicted to be the fastest: 1.2 s (0.8 to 1.9), …`"""
-    found = [(each, view.name(group)) for group, of in lines for each in of if each.nodes == nodes]
-    found.sort(key=lambda pair: pair[0].seconds)
-    (best, name), *others = found
-    speedup = f", {ratio(best.speedup)} times as fast as serial" if best.speedup else ""
-    predicted_to = "is predicted to be the fastest:" if others else "is predicted to take"
-    text = (
-        f"On {count(nodes, 'node')}{where}, {name} {predicted_to} "
-        f"{seconds(best.seconds)} (90% interval {span(best.low_s, best.high_s, seconds)}){speedup}."
-    )
-    close = [other for each, other in others if each.low_s <= best.high_s]
-    return f"{text} The intervals of {first_few(close)} overlap with it." if close else text
-
-
-def _paying(view: WorkloadView, lines: Sequence[Line]) -> Iterator[str]:
-    """From which number of nodes on more of them do not pay."""
+def _stops_paying(view: WorkloadView, lines: Sequence[Line]) -> Mapping[int, Sequence[str]]:
+    """The strategies by the number of nodes from which on more of them do not pay."""
     ends: dict[int, list[str]] = {}
     for group, found in lines:
         if (nodes := stops_paying(found)) is not None:
             ends.setdefault(nodes, []).append(view.name(group))
-    for nodes, names in sorted(ends.items()):
-        yield f"More than {count(nodes, 'node')} do not pay with {listed(names)}."
+    return dict(sorted(ends.items()))
 
 
 def _data(view: WorkloadView, group: Group, found: Sequence[Prediction]) -> Mapping[str, Any]:
@@ -98,11 +95,7 @@ def _data(view: WorkloadView, group: Group, found: Sequence[Prediction]) -> Mapp
 def unusable(comparison: Comparison) -> Findings:
     """Why stored predictions are not shown."""
     if comparison.predictions_unusable:
-        yield Finding(
-            "predictions_unusable",
-            f"The predictions of this directory are not shown: {comparison.predictions_unusable}. Make "
-            "them again with `predict --report`.",
-        )
+        yield Finding("predictions_unusable", data={"reason": comparison.predictions_unusable})
 
 
 def _draw(subject: Subject) -> Chart | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.metrics.published import (
     PublishedLine,
     matching_group,
@@ -24,18 +23,12 @@ from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.quantities.learning import seeds_at_target, target_reached
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.topic import Findings, Topic
-from orchestrator.sweeps.lab import NOT_STATED, Ablation, Measure
+from orchestrator.sweeps.lab import NOT_STATED, Ablation
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 # Fields in which two steps may differ without a change of what is computed.
 _IGNORED_FIELDS = {*NOT_COMPARED, "restarts"}
-# What a configuration did, and what the number is.
-_MEASURED: dict[Measure, tuple[str, str]] = {
-    "accuracy": ("reached", " accuracy"),
-    "train_s": ("took", ""),
-    "time_to_target_s": ("took", " to the target accuracy"),
-}
 
 
 def times(comparison: Comparison) -> Findings:
@@ -53,33 +46,25 @@ def times(comparison: Comparison) -> Findings:
             continue
         if not one.measured.first.wall.times_compare:
             continue
-        text = (
-            f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published "
-            f"(hardware: {hardware}). Ours is {ratio(one.published.time_s / measured)} times as fast."
-        )
-        data: dict[str, Any] = {"block": block, "train_s": measured, "published_s": one.published.time_s}
+        data: dict[str, Any] = {
+            "block": block,
+            "hardware": hardware,
+            "train_s": measured,
+            "published_s": one.published.time_s,
+        }
         scaled = [line for line in lines if line.measured_speedup and line.published_speedup]
         if scaled:
             most = max(scaled, key=lambda line: line.measured.shape.ranks if line.measured else 0)
-            text += (
-                f" The speedup of {most.runs} was {ratio(most.published_speedup)} as published and "
-                f"{ratio(most.measured_speedup)} here{_shared(most)}."
-            )
+            row = most.measured.first if most.measured else None
             data |= {
                 "speedup_of": dict(most.published.runs),
                 "speedup": most.measured_speedup,
                 "published_speedup": most.published_speedup,
                 "cpu_time_speedup": most.cpu_time_speedup,
+                "runs": most.runs,
+                "shared_cores": row.result.cores if row and row.shares_cores else None,
             }
-        yield Finding("published_time", text, evidence(line.measured for line in lines), data)
-
-
-def _shared(line: PublishedLine) -> str:
-    row = line.measured.first if line.measured else None
-    if row is None or not row.shares_cores or line.cpu_time_speedup is None:
-        return ""
-    cores = f"{row.result.cores:g}"
-    return f", where the nodes shared {cores} cores; by CPU time it was {ratio(line.cpu_time_speedup)}"
+        yield Finding("published_time", evidence(line.measured for line in lines), data)
 
 
 @dataclass(frozen=True)
@@ -108,6 +93,15 @@ class Ablated:
     def fixes(self) -> list[str]:
         """What each step but the first one changes, in words."""
         return [step.fixes.replace("{nodes}", str(self.nodes)) for step in self.ablation.steps[1:]]
+
+    @property
+    def ends(self) -> list[str]:
+        """The first and the last step, as the lab calls them."""
+        first, *_, last = (
+            name_of_runs(step.block, name, step.runs)
+            for step, name in zip(self.ablation.steps, self.names, strict=True)
+        )
+        return [first, last]
 
     @property
     def ask(self) -> Ask:
@@ -140,7 +134,7 @@ def ablations(comparison: Comparison) -> Findings:
     found = [*ablated(comparison)]
     answers = yield [each.ask for each in found]
     for each, answer in zip(found, answers, strict=True):
-        yield _finding(each, answer.compared) if answer.compared else _incomplete(each)
+        yield ablation(each, answer.compared) if answer.compared else _incomplete(each)
 
 
 def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
@@ -160,62 +154,28 @@ def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
 
 
 def _incomplete(found: Ablated) -> Finding:
-    measure, lacking = found.ablation.measure, found.lacking
-    return Finding(
-        "ablation_incomplete",
-        f"At {count(found.nodes, 'node')}, no {measure} to compare of {listed(lacking)}.",
-        evidence(found.groups),
-        {"nodes": found.nodes, "measure": measure, "lacking": lacking},
-    )
+    data = {"nodes": found.nodes, "measure": found.ablation.measure, "lacking": found.lacking}
+    return Finding("ablation_incomplete", evidence(found.groups), data)
 
 
-def _finding(found: Ablated, compared: Sequence[Compared]) -> Finding:
-    ablation, write = found.ablation, found.quantity.write
+def ablation(found: Ablated, compared: Sequence[Compared]) -> Finding:
     differences, whole = compared[: len(found.fixes)], compared[-1]
-    changed = [changes(one, other) for one, other in pairwise(found.groups)]
-    text = f"{ablation_sentence(found, whole)} "
-    steps = [*zip(found.fixes, changed, differences, strict=True)]
-    parts = [f"{fixes} ({', '.join(fields)})" for fixes, fields, _ in steps]
-    if len(steps) == 1:
-        text += f"Only this was changed: {parts[0]}."
-    else:
-        effects = [f"{write(each.values[0])}{each.aside}" for each in differences]
-        text += (
-            "Changed one after the other, in this order, since their effects may depend on each other: "
-            f"{'; '.join(f'{part}: {effect}' for part, effect in zip(parts, effects, strict=True))}."
-        )
+    groups = found.groups
     data = {
         "nodes": found.nodes,
-        "measure": ablation.measure,
+        "measure": found.ablation.measure,
+        "clock": groups[0].first.clock,
         "names": [found.names[0], found.names[-1]],
+        "ends": found.ends,
         "first": whole.values[1],
         "last": whole.values[0],
         "steps": [
-            {"fixes": fixes, "changes": fields, "decision": each.verdict} for fixes, fields, each in steps
+            {"fixes": fixes, "changes": changes(*pair), "decision": each.verdict}
+            for fixes, pair, each in zip(found.fixes, pairwise(groups), differences, strict=True)
         ],
         "compared": compared_data(compared),
     }
-    return Finding("ablation", text, evidence(found.groups), data)
-
-
-def ablation_sentence(found: Ablated, whole: Compared) -> str:
-    """The last step beside the first one: what each is, on how many nodes, and what it measured.
-
-    `“as published” (gossip over mpi on 4 nodes) reached 60.8% accuracy, and “one node” (serial) 97.8%,
-    +36.9 points (+19.1 to +54.8).`
-    """
-    ablation, write = found.ablation, found.quantity.write
-    verb, what = _MEASURED[ablation.measure]
-    in_cluster_time = found.groups[0].first.clock == "cluster" and ablation.measure != "accuracy"
-    first, *_, last = (
-        name_of_runs(step.block, name, step.runs)
-        for step, name in zip(ablation.steps, found.names, strict=True)
-    )
-    clock = "In cluster time, " if in_cluster_time else ""
-    return (
-        f"{clock}{first} {verb} {write(whole.values[1])}{what}, and {last} {write(whole.values[0])}"
-        f"{whole.aside}."
-    )
+    return Finding("ablation", evidence(groups), data)
 
 
 def _all_reached(ablation: Ablation, group: Group) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import compared_data
-from orchestrator.report.formats import count, first_few, listed
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
@@ -17,7 +16,7 @@ from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.power import MOST_SEEDS, PROBABLE
 from orchestrator.report.topics.topic import Findings, Topic
 
-MAX_NAMED = 6  # per sentence; the tables list all
+MAX_NAMED = 6  # causes; the table of runs lists all
 
 
 def too_few_seeds(view: WorkloadView) -> Findings:
@@ -25,15 +24,15 @@ def too_few_seeds(view: WorkloadView) -> Findings:
     few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
     if not few:
         return
-    everything = len(few) == len(view.groups)
-    names = _names(view, few)
-    which = "every configuration" if everything else first_few(names, MAX_NAMED)
-    why = " Seeds were added only to what might be the choice at that time." if view.staged else ""
     yield Finding(
         "too_few_seeds",
-        f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.{why}",
         evidence(few),
-        {"all": everything, "configurations": names},
+        {
+            "least": MIN_SEEDS,
+            "all": len(few) == len(view.groups),
+            "configurations": _names(view, few),
+            "staged": view.staged,
+        },
     )
 
 
@@ -47,12 +46,8 @@ def not_learned(view: WorkloadView) -> Findings:
     if rows:
         lost = {row.key for row in rows}
         groups = [group for group in view.groups if lost & {row.key for row in group.ok_rows}]
-        names = first_few(_names(view, groups), MAX_NAMED)
         yield Finding(
-            "not_learned",
-            f"The final model of {count(len(rows), 'run')} is no better than a constant answer, given the "
-            f"size of the test set, or its loss did not fall: {names}.",
-            tuple(rows),
+            "not_learned", tuple(rows), {"runs": len(rows), "configurations": _names(view, groups)}
         )
 
 
@@ -61,24 +56,14 @@ def no_serial(view: WorkloadView) -> Findings:
     for reason in (NO_SERIAL, UNEQUAL_NODES):
         rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
         if rows:
-            yield Finding(
-                "no_serial",
-                f"{count(len(rows), 'run')} without speedup and accuracy difference: {reason}.",
-                tuple(rows),
-                {"reason": reason},
-            )
+            yield Finding("no_serial", tuple(rows), {"runs": len(rows), "reason": reason})
 
 
 def other_seeds(view: WorkloadView) -> Findings:
     """Runs that are compared with serial runs of other seeds."""
     rows = [row for group in view.groups for row in group.ok_rows if row.other_seeds]
     if rows:
-        yield Finding(
-            "other_seeds",
-            f"{count(len(rows), 'run')} without a serial run of the same seed: compared with the mean of "
-            "serial runs of other seeds.",
-            tuple(rows),
-        )
+        yield Finding("other_seeds", tuple(rows), {"runs": len(rows)})
 
 
 def undecided(comparison: Comparison) -> Findings:
@@ -93,44 +78,26 @@ def undecided(comparison: Comparison) -> Findings:
     hopeless = [each for each in unknown if each.hopeless]
     needed = sorted(seeds for each in unknown if (seeds := each.seeds_to_decide))
     beyond = len(unknown) - len(needed) - len(hopeless)
-    parts = [f"{shown} shown", f"{likely} likely"]
-    parts += [f"{equal} equal within the tolerance"] if equal else []
-    text = (
-        f"Of {count(len(not_shown) + shown + likely, 'comparison')}, {listed(parts)}, and "
-        f"{len(unknown)} undecided; findings.json has all of them."
+    yield Finding(
+        "undecided",
+        (),
+        {
+            "undecided": len(unknown),
+            "decided": shown + likely,
+            "shown": shown,
+            "likely": likely,
+            "within_tolerance": equal,
+            "seeds": needed,
+            "half": deciding_half(needed),
+            "unfinished": comparison.unfinished,
+            "beyond": beyond,
+            "most_seeds": MOST_SEEDS,
+            "hopeless": len(hopeless),
+            "hopeless_in_cluster_time": any(each.left.first.clock == "cluster" for each in hopeless),
+            "probable": PROBABLE,
+            "compared": compared_data(compared),
+        },
     )
-    if half := deciding_half(needed):
-        seeds, number = half
-        which = "it" if len(unknown) == 1 else f"{number} of them"
-        text += f" {count(seeds, 'seed').capitalize()} per configuration would probably decide {which}"
-        if not comparison.unfinished:
-            text += (
-                f": run the command of this sweep again with --repeat {seeds}. Runs that have finished are "
-                "not repeated"
-            )
-        text += "."
-    if hopeless:
-        kept = ["the differences between two sessions"]
-        if any(each.left.first.clock == "cluster" for each in hopeless):
-            kept.append("the error of cluster time")
-        text += (
-            f" No number of seeds would decide {len(hopeless)} with a probability of {PROBABLE:.0%} or "
-            f"more: seeds do not reduce {listed(kept, 'or')}."
-        )
-    if beyond:
-        text += f" {beyond} would need more than {MOST_SEEDS} seeds each."
-    data = {
-        "undecided": len(unknown),
-        "decided": shown + likely,
-        "shown": shown,
-        "likely": likely,
-        "within_tolerance": equal,
-        "seeds": needed,
-        "beyond": beyond,
-        "hopeless": len(hopeless),
-        "compared": compared_data(compared),
-    }
-    yield Finding("undecided", text, (), data)
 
 
 def deciding_half(needed: Sequence[int]) -> tuple[int, int] | None:
@@ -151,37 +118,26 @@ def failed(comparison: Comparison) -> Findings:
         verb = "timed out" if row.status == "timeout" else "failed"
         causes.setdefault((verb, row.cause or "no cause was reported"), []).append(row)
     for (verb, cause), rows in list(causes.items())[:MAX_NAMED]:
-        subject = rows[0].key if len(rows) == 1 else count(len(rows), "run")
-        yield Finding(
-            "failed",
-            f"{subject} {verb}: {cause.rstrip('.')}.",
-            tuple(rows),
-            {"status": rows[0].status, "cause": cause},
-        )
+        keys = [row.key for row in rows]
+        data = {"runs": keys, "verb": verb, "status": rows[0].status, "cause": cause}
+        yield Finding("failed", tuple(rows), data)
     if rest := [row for rows in list(causes.values())[MAX_NAMED:] for row in rows]:
-        text = f"{count(len(rest), 'more run')} failed; the table of runs lists their causes."
-        yield Finding("failed", text, tuple(rest), {"status": None, "cause": None})
+        keys = [row.key for row in rest]
+        yield Finding("failed", tuple(rest), {"runs": keys, "status": None, "cause": None})
 
 
 def pending(comparison: Comparison) -> Findings:
     """Runs without a result."""
     missing, planned = len(comparison.pending), len(comparison.record.keys)
     if missing:
-        text = (
-            f"{missing} of {count(planned, 'run')} are pending: this report does not cover the whole sweep."
-        )
-        yield Finding("pending", text, (), {"pending": missing, "planned": planned})
+        yield Finding("pending", (), {"pending": missing, "planned": planned})
 
 
 def out_of_memory(comparison: Comparison) -> Findings:
     """Runs that finished although the kernel killed processes in their containers."""
     rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
     if rows:
-        text = (
-            f"The kernel killed processes in the containers of {count(len(rows), 'run')} that ran out of "
-            "memory. The remaining processes finished, and the numbers are theirs: raise memory_mb."
-        )
-        yield Finding("out_of_memory", text, tuple(rows))
+        yield Finding("out_of_memory", tuple(rows), {"runs": len(rows)})
 
 
 TOPIC = Topic(

@@ -6,7 +6,7 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.base import said
 from orchestrator.report.formats import bits, count, percent
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.quantities import Q
@@ -36,7 +36,7 @@ def unverified(comparison: Comparison) -> Findings:
         ),
     ]:
         if rows:
-            yield Finding(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
+            yield said(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
 
 
 def maps(view: WorkloadView) -> Chart | None:

@@ -9,7 +9,6 @@ from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.quantities import Q
@@ -54,64 +53,41 @@ def fastest(view: WorkloadView) -> Findings:
     against = from_serial.compared
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
-    text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {time_and_accuracy(first)}"
-    if ranking.best is first:
-        text += f", the fastest of {count(len(groups), 'configuration')}"
     data = {
+        "at": view.times_at + view.of_ranked,
         "strategy": view.name(first),
         "ranks": view.shape.ranks,
         "train_s": Q.train_s.mean_of(first),
+        "accuracy": accuracy_of(first),
         "fastest": ranking.best is first,
+        "of": len(groups),
+        "may_be_fastest": [view.name(group) for group in ranking.may_be_best if group is not first],
         "compared": compared_data([*ranking.of(first), *([speedup] if speedup else [])]),
+        "compared_with_serial": compared_data(against),
     }
     if serial and speedup:
-        data["compared_with_serial"] = compared_data(against)
-        text += f"; serial took {time_and_accuracy(serial)}"
-        data |= speedup_data(speedup)
-        if speedup.verdict != "too_few_seeds":
-            text += f": {write_speedup(speedup)}"
-    text += "."
-    if ranking.best is not first and len(groups) > 1:
-        even = [view.name(group) for group in ranking.may_be_best if group is not first]
-        if even:
-            text += f" Which is the fastest is undecided between it and {first_few(even)}."
-    yield Finding("fastest", text, evidence([first, serial]), data)
+        data |= {"serial_accuracy": accuracy_of(serial)} | speedup_data(speedup)
+    yield Finding("fastest", evidence([first, serial]), data)
 
 
-def time_and_accuracy(group: Group) -> str:
-    """`3.21 s and reached 96.4%`: a speed never appears without its accuracy."""
-    accuracy = f" and reached {percent(group.accuracy.mean)}" if group.accuracy else ""
-    return f"{seconds(Q.train_s.mean_of(group))}{accuracy}"
-
-
-def write_speedup(compared: Compared) -> str:
-    """`speedup 2.49 (2.31 to 2.69), efficiency 62%`: serial's geometric mean over the strategy's."""
-    speedup, interval = _speedup(compared), _speedup_interval(compared)
-    bounds = f" ({ratio(interval[0])} to {ratio(interval[1])}{compared.certainty})" if interval else ""
-    return f"speedup {ratio(speedup)}{bounds}, efficiency {percent(speedup / compared.left.shape.ranks)}"
+def accuracy_of(group: Group) -> float | None:
+    """Its mean accuracy: a speed never appears without it."""
+    return group.accuracy.mean if group.accuracy else None
 
 
 def speedup_data(compared: Compared) -> dict[str, object]:
-    speedup = _speedup(compared)
+    """Serial's geometric mean over the strategy's, the interval, and what was decided."""
+    time, serial = compared.values
+    interval = compared.interval and (1 / compared.interval[1], 1 / compared.interval[0])
     return {
-        "serial_train_s": compared.values[1],
-        "speedup": speedup,
-        "speedup_interval": _speedup_interval(compared),
+        "serial_train_s": serial,
+        "speedup": serial / time,
+        "speedup_interval": interval,
         "faster": compared.left_is_better,
         "slower": compared.right_is_better,
-        "efficiency": speedup / compared.left.shape.ranks,
+        "efficiency": serial / time / compared.left.shape.ranks,
+        "against_serial": compared.data(),
     }
-
-
-def _speedup(compared: Compared) -> float:
-    return compared.values[1] / compared.values[0]
-
-
-def _speedup_interval(compared: Compared) -> tuple[float, float] | None:
-    if compared.interval is None:
-        return None
-    low, high = compared.interval
-    return 1 / high, 1 / low
 
 
 def slower_than_serial(view: WorkloadView) -> Findings:
@@ -125,32 +101,31 @@ def slower_than_serial(view: WorkloadView) -> Findings:
     if not slower:
         return
     named = slower if len(slower) <= MAX_NAMED else [slower[0], slower[-1]]
-    parts = [
-        f"{view.name(each.left)} ({seconds(each.values[0])}, {each.written}; "
-        f"{exchange_share(each.left)} of it exchange)"
-        for each in named
-    ]
-    number = f"{len(slower)} of {count(len(against.compared), 'configuration')}"
-    verb = "was" if len(slower) == 1 else "were"
-    ends = listed(parts) if named is slower else f"from {' to '.join(parts)}"
     yield Finding(
         "slower_than_serial",
-        f"{view.times_at}{view.of_ranked}, {number} {verb} slower than serial "
-        f"({seconds(Q.train_s.mean_of(serial))}): {ends}.",
         evidence([*(each.left for each in slower), serial]),
         {
+            "at": view.times_at + view.of_ranked,
             "serial_train_s": Q.train_s.mean_of(serial),
             "train_s": {view.name(each.left): each.values[0] for each in slower},
-            "named": [view.name(each.left) for each in named],
+            "named": [
+                {
+                    "strategy": view.name(each.left),
+                    "train_s": each.values[0],
+                    "exchange_share": exchange_share(each.left),
+                    "compared": each.data(),
+                }
+                for each in named
+            ],
             "of": len(against.compared),
             "compared": compared_data(slower),
         },
     )
 
 
-def exchange_share(group: Group) -> str:
+def exchange_share(group: Group) -> float | None:
     share = Q.exchange_share.over(group)
-    return percent(share.mean) if share else "an unknown share"
+    return share.mean if share else None
 
 
 def more_nodes(view: WorkloadView) -> Findings:
@@ -164,46 +139,27 @@ def more_nodes(view: WorkloadView) -> Findings:
         steps = of_line.compared
         if any(each.verdict == "too_few_seeds" for each in steps):
             continue
-        first = groups[0]
-        parts = [f"{_time(first)} on {first.shape.label}"]
-        parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
         yield Finding(
             "more_nodes",
-            f"{view.subject(first)} took {'; '.join(parts)}. {_worth(steps, whole)}",
             evidence(groups),
             {
-                "strategy": view.name(first),
+                "subject": view.subject(groups[0]),
+                "strategy": view.name(groups[0]),
                 "ranks": [group.shape.ranks for group in groups],
+                "shapes": [group.shape.short for group in groups],
+                "nodes": [group.shape.label for group in groups],
                 "train_s": [Q.train_s.mean_of(group) for group in groups],
+                "accuracy": [accuracy_of(group) for group in groups],
                 "steps": [each.verdict for each in steps],
+                "slower": [
+                    {"from": each.right.shape.short, "to": each.left.shape.label}
+                    for each in steps
+                    if each.verdict == "more" and len(steps) > 1
+                ],
                 "whole": whole.verdict,
                 "compared": compared_data([*steps, whole] if len(steps) > 1 else steps),
             },
         )
-
-
-def _time(group: Group) -> str:
-    """A speed never appears without its accuracy."""
-    accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
-    return f"{seconds(Q.train_s.mean_of(group))}{accuracy}"
-
-
-def _worth(steps: Sequence[Compared], whole: Compared) -> str:
-    """Whether it became faster from the fewest to the most nodes, and where it became slower."""
-    fewest, most = whole.right.shape.short, whole.left.shape.label
-    changed = {"less": "faster", "more": "slower"}.get(whole.verdict)
-    if changed:
-        text = f"From {fewest} to {most}, it became {changed}"
-        text += f": {whole.written}" if len(steps) > 1 else ""
-    elif whole.within_tolerance:
-        text = f"From {fewest} to {most}, its time is the same within the tolerance"
-    else:
-        text = f"Whether it becomes faster from {fewest} to {most} is undecided"
-    against = [each for each in steps if each.verdict == "more"] if len(steps) > 1 else []
-    if against:
-        where = [f"{each.right.shape.short} to {each.left.shape.label}" for each in against]
-        text += f". It became slower from {listed(where)}"
-    return f"{text}."
 
 
 def by_line(view: WorkloadView) -> Iterator[list[Group]]:

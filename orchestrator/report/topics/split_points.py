@@ -16,7 +16,7 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import percent, seconds, size
+from orchestrator.report.formats import seconds, size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.split_points import two_stage_splits
@@ -48,39 +48,26 @@ def split_point(view: WorkloadView) -> Findings:
     (ranking,) = yield [Ask.best(Q.step_s, groups)]
     fastest, slowest = groups[0], groups[-1]
     best, worst = blocks[id(fastest)], blocks[id(slowest)]
-    claimed = "was the fastest" if ranking.best is fastest else "had the shortest step"
-    text = (
-        f"Of {len(groups)} split points of {splits.name} in two stages, the one before {best} {claimed}: "
-        f"{seconds(Q.step_s.mean_of(fastest))}{_details(fastest)}. "
-        f"The step of the one before {worst} took {seconds(Q.step_s.mean_of(slowest))}{_details(slowest)}: "
-        f"{ranking.between(slowest, fastest).written}."
+    default = next((group for group in groups if blocks[id(group)] == splits.default), None)
+    shown = [fastest, slowest, *([default] if default not in (None, fastest) else [])]
+    yield Finding(
+        "split_point",
+        evidence(shown),
+        {
+            "model": splits.name,
+            "best": best,
+            "worst": worst,
+            "default": splits.default,
+            "fastest": ranking.best is fastest,
+            "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
+            "load_balance": Q.load_balance.means(groups, lambda group: blocks[id(group)]),
+            "traffic": Q.split_point_bytes_per_step_max.means(groups, lambda group: blocks[id(group)]),
+            "to_best": {
+                blocks[id(group)]: ranking.between(group, fastest).data() for group in shown[1:] if group
+            },
+            "compared": compared_data(ranking.compared),
+        },
     )
-    shown = [fastest, slowest]
-    for group in groups[1:]:
-        if blocks[id(group)] == splits.default:
-            text += (
-                f" The default is before {splits.default}: {seconds(Q.step_s.mean_of(group))}"
-                f"{_details(group)}, {ranking.between(group, fastest).written}."
-            )
-            shown.append(group)
-    if best == splits.default:
-        text += " It is the default."
-    data = {
-        "best": best,
-        "worst": worst,
-        "default": splits.default,
-        "fastest": ranking.best is fastest,
-        "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
-        "compared": compared_data(ranking.compared),
-    }
-    yield Finding("split_point", text, evidence(shown), data)
-
-
-def _details(group: Group) -> str:
-    balance, sent = Q.load_balance.over(group), Q.split_point_bytes_per_step_max.over(group)
-    parts = [f"load balance {percent(balance.mean)}"] if balance else []
-    parts += [f"{size(sent.mean)} of traffic"] if sent else []
-    return f" ({', '.join(parts)})" if parts else ""
 
 
 def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:

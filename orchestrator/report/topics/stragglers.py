@@ -16,7 +16,7 @@ from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import count, percent, points, seconds
+from orchestrator.report.formats import percent, points
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -46,20 +46,17 @@ def straggler(view: WorkloadView) -> Findings:
     found.sort(key=lambda item: -item[0].share_of_time)
     for slow, each in found[:MAX_NAMED]:
         group = each.left
-        noun = group.shape.rank_noun
-        others, mean = (
-            (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
-        )
-        role = " (the server)" if slow.rank < group.first.run.strategy.servers else ""
         yield Finding(
             "straggler",
-            f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank}{role} "
-            f"during {percent(slow.share_of_time)} of the {view.clock} time{mean}; "
-            f"{percent(slow.share_of_waiting)} of all waiting was for {noun} {slow.rank}.",
             evidence([group]),
             {
                 "strategy": view.name(group),
+                "nodes": group.shape.label,
+                "noun": group.shape.rank_noun,
+                "ranks": slow.ranks,
                 "rank": slow.rank,
+                "server": slow.rank < group.first.run.strategy.servers,
+                "clock": view.clock,
                 "share_of_time": slow.share_of_time,
                 "share_of_waiting": slow.share_of_waiting,
                 "compared": compared_data([each]),
@@ -114,10 +111,9 @@ def slow_nodes(comparison: Comparison) -> Findings:
             group = compared.left
             yield Finding(
                 "slow_node",
-                f"{view.subject(group)} on {group.shape.label} took {seconds(compared.values[0])}, and "
-                f"{seconds(compared.values[1])} with equal nodes: {compared.written}.",
                 evidence([group, compared.right]),
                 {
+                    "subject": f"{view.subject(group)} on {group.shape.label}",
                     "strategy": view.name(group),
                     "train_s": compared.values[0],
                     "equal_train_s": compared.values[1],
@@ -143,11 +139,7 @@ def no_common_clock(comparison: Comparison) -> Findings:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
     rows = [row for row in comparison.rows if row.ok and not row.wall_result.runtime_info.one_clock]
     if rows:
-        text = (
-            f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "
-            "clocks of ranks, so these runs have none."
-        )
-        yield Finding("no_common_clock", text, tuple(rows))
+        yield Finding("no_common_clock", tuple(rows), {"runs": len(rows)})
 
 
 def straggler_attribution(view: WorkloadView) -> Chart | None:

@@ -10,16 +10,13 @@ from orchestrator.report.figures.lines import Scaling, lines_over_nodes
 from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import count, first_few, percent, seconds
+from orchestrator.report.formats import count, first_few, percent, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch, seeds_at_target
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
-
-MAX_NAMED = 6  # in one sentence
-
 
 MOST_NOTES = 6  # lines under the title
 
@@ -31,26 +28,21 @@ def target_first(view: WorkloadView) -> Findings:
         return
     first, *others = groups
     (ranking,) = yield [Ask.best(Q.time_to_target_s, groups)]
-    text = (
-        f"{view.name_on(first)} reached {_target(view)} test accuracy after "
-        f"{seconds(Q.time_to_target_s.mean_of(first))} of {view.clock} time{_epochs(first)}"
+    named = [first, *others[:1], *(group for group in others[1:] if group.serial)]
+    yield Finding(
+        "target_first",
+        evidence(named),
+        {
+            "target_accuracy": view.workload.target_accuracy,
+            "clock": view.clock,
+            "time_to_target_s": Q.time_to_target_s.means(groups, view.name_on),
+            "shortest": view.name_on(first),
+            "first": view.name_on(first) if ranking.best is first else None,
+            "epochs": {view.name_on(group): _epochs(group) for group in named},
+            "to_first": compared_data(ranking.between(group, first) for group in named[1:]),
+            "compared": compared_data(ranking.compared),
+        },
     )
-    text += f", the first of {count(len(groups), 'configuration')}." if ranking.best is first else "."
-    data = {
-        "target_accuracy": view.workload.target_accuracy,
-        "time_to_target_s": {view.name_on(group): Q.time_to_target_s.mean_of(group) for group in groups},
-        "shortest": view.name_on(first),
-        "first": view.name_on(first) if ranking.best is first else None,
-        "compared": compared_data(ranking.compared),
-    }
-    named = [first]
-    for group in [*others[:1], *(group for group in others[1:] if group.serial)]:
-        text += (
-            f" {view.name_on(group)} took {seconds(Q.time_to_target_s.mean_of(group))}{_epochs(group)}: "
-            f"{ranking.between(group, first).written}."
-        )
-        named.append(group)
-    yield Finding("target_first", text, evidence(named), data)
 
 
 def target_some_seeds(view: WorkloadView) -> Findings:
@@ -59,30 +51,21 @@ def target_some_seeds(view: WorkloadView) -> Findings:
         group for group in _with_target(view) if 0 < seeds_at_target(group)[0] < seeds_at_target(group)[1]
     ]
     if some:
-        named = [
-            f"{view.name_on(group)} ({' of '.join(map(str, seeds_at_target(group)))})" for group in some
-        ]
-        yield Finding(
-            "target_some_seeds",
-            f"Only some seeds reached {_target(view)} test accuracy: {first_few(named, MAX_NAMED)}.",
-            evidence(some),
-            {"seeds": {view.name_on(group): seeds_at_target(group) for group in some}},
-        )
+        seeds = {view.name_on(group): seeds_at_target(group) for group in some}
+        data = {"target_accuracy": view.workload.target_accuracy, "seeds": seeds}
+        yield Finding("target_some_seeds", evidence(some), data)
 
 
 def target_never(view: WorkloadView) -> Findings:
     """The configurations that did not reach the target with any seed."""
     never = [group for group in _with_target(view) if not seeds_at_target(group)[0]]
     if never:
-        patience = view.workload.patience
-        in_a_row = f" in {patience} consecutive epochs" if patience > 1 else ""
-        named = first_few([f"{view.name_on(group)} ({_best_text(group)})" for group in never], MAX_NAMED)
-        epochs = count(view.workload.epochs, "epoch")
         yield Finding(
             "target_never",
-            f"{_target(view)} test accuracy{in_a_row} was not reached within {epochs}: {named}.",
             evidence(never),
             {
+                "target_accuracy": view.workload.target_accuracy,
+                "patience": view.workload.patience,
                 "best_accuracy": {
                     view.name_on(group): best.high if (best := _best(group)) else None for group in never
                 },
@@ -96,10 +79,6 @@ def _with_target(view: WorkloadView) -> list[Group]:
     return [] if view.workload.target_accuracy is None else view.line_groups
 
 
-def _target(view: WorkloadView) -> str:
-    return percent(view.workload.target_accuracy)
-
-
 def _timed(group: Group) -> bool:
     """Whether all seeds reached the target and their times are comparable."""
     reached, seeds = seeds_at_target(group)
@@ -107,20 +86,15 @@ def _timed(group: Group) -> bool:
 
 
 def _epochs(group: Group) -> str:
-    """`, in epoch 3`: the first of the consecutive epochs at the target."""
+    """`3`, `3–4`: the first of the consecutive epochs at the target."""
     first = group.over(lambda row: (last_epoch(row) or 0) - row.run.patience + 1)
-    return f", in epoch {first.range(lambda value: f'{value:.0f}')}" if first else ""
+    return first.range(whole) if first else ""
 
 
 def _best(group: Group) -> Spread | None:
     return Spread.of(
         max(point.accuracy for point in row.result.epochs) for row in group.ok_rows if row.result.epochs
     )
-
-
-def _best_text(group: Group) -> str:
-    best = _best(group)
-    return f"best: {percent(best.high)}" if best else "never evaluated"
 
 
 def time_to_target(groups: Sequence[Group], style: Style) -> Chart | None:

@@ -15,7 +15,6 @@ from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT
 from orchestrator.report.figures.theme import SERIES_COLOURS, colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import count, seconds
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
@@ -107,26 +106,22 @@ def compared_curves(comparison: Comparison) -> Findings:
     ]
     answers = yield [Ask.of(Q.train_s, [(pair.textbook, pair.library)]) for pair, _ in found]
     for (pair, difference), answer in zip(found, answers, strict=True):
-        textbook, library = pair.names
         run, group = pair.textbook.first.run, pair.textbook
-        where = "" if group.serial else f", {group.name} on {group.shape.label},"
-        epochs = max(last_epoch(one) or 0 for one, _ in pair.runs)
         equal = difference <= TOLERANCE
-        curves = "the same test-loss curve" if equal else "different test-loss curves"
-        text = (
-            f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have {curves}: "
-            f"over {count(epochs, 'epoch')} and {count(len(pair.runs), 'seed')} the losses differ by at "
-            f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
-        )
-        data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
-        for times in answer.compared:
-            text += (
-                f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
-                f"{times.written}."
-            )
-            data["compared"] = compared_data([times])
+        data = {
+            "optimizers": pair.names,
+            "lr": run.lr,
+            "batch_size": run.batch_size,
+            "where": "" if group.serial else f"{group.name} on {group.shape.label}",
+            "epochs": max(last_epoch(one) or 0 for one, _ in pair.runs),
+            "seeds": len(pair.runs),
+            "max_difference": difference,
+            "tolerance": TOLERANCE,
+        }
+        if answer.compared:
+            data["compared"] = compared_data(answer.compared)
         kind = "textbook_curve_equal" if equal else "textbook_curve_differs"
-        yield Finding(kind, text, evidence([pair.textbook, pair.library]), data)
+        yield Finding(kind, evidence([pair.textbook, pair.library]), data)
 
 
 def loss_curves(pair: OptimizerPair) -> Chart:

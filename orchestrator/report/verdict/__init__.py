@@ -8,10 +8,10 @@ from __future__ import annotations
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.verdict.base import Evidence, Option, Verdict
+from orchestrator.report.verdict.base import UNTIMED, Evidence, Option, Verdict
 from orchestrator.report.verdict.evidence import evidence
 from orchestrator.report.verdict.lab import of_lab, of_textbook_optimizers
-from orchestrator.report.verdict.strategies import UNTIMED, among_strategies
+from orchestrator.report.verdict.strategies import among_strategies
 from orchestrator.report.verdict.target import to_target
 from orchestrator.report.verdict.under_faults import under_faults
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.labels import Workload
 
+UNTIMED = "The machine was busy, so times are not compared."
 MARKS = {"ok": "✓", "limited": "!", "inapplicable": "–"}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import log
+from typing import Any
 
 from orchestrator.report.findings.decide import Claims, Compared
-from orchestrator.report.formats import percent, ratio
+from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.faults import fault_costs
 from orchestrator.report.verdict.base import Verdict
@@ -18,44 +17,24 @@ def under_faults(view: WorkloadView, comparison: Comparison, claims: Claims) -> 
     """What faults cost, the least time first; configurations with faults are not compared."""
     keys = {group.first.key for group in view.groups}
     costs = [
-        (found, cost.group, cost.undisturbed)
+        found
         for cost in fault_costs(comparison)
         if cost.undisturbed
         and cost.group.first.key in keys
         and (found := claims.between(Q.elapsed_s, cost.group, cost.undisturbed))
     ]
-    if not costs:
-        return Verdict(
-            view.workload,
-            "What the faults cost is unknown: no configuration finished both with and without them.",
-            "No choice is claimed.",
-            decided=False,
-        )
-    costs.sort(key=lambda cost: cost[0].values[0] / cost[0].values[1])
-    least, most = costs[0], costs[-1]
-    if most is least:
-        text = f"{view.name(least[1])} took {_cost(*least)}"
-    else:
-        text = (
-            f"{view.name(least[1])} was measured to lose least time, {_cost(*least)}; "
-            f"{view.name(most[1])} to lose most, {_cost(*most)}"
-        )
-    certainty = (
-        "Each configuration is compared with its own runs without faults. Those with faults are not "
-        "compared with each other, so no choice is claimed."
-    )
-    options = tuple(option(view, group, claims, Q.elapsed_s) for _, group, _ in costs[:MOST])
-    return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
+    costs.sort(key=lambda found: found.values[0] / found.values[1])
+    data = {"faults": view.workload.faults, "costs": [_cost(view, found) for found in costs]}
+    options = tuple(option(view, found.left, claims, Q.elapsed_s) for found in costs[:MOST])
+    headline, certainty = sentence("under_faults", data), sentence("under_faults_certainty", data)
+    return Verdict(view.workload, headline, certainty, False, options)
 
 
-def _cost(found: Compared, group: Group, undisturbed: Group) -> str:
-    """`1.52 times as long (1.40 to 1.70), at 88.0% accuracy instead of 89.0%`."""
-    bounds = ""
-    if found.interval:
-        low, high = (Q.elapsed_s.write_bound(log(bound)) for bound in found.interval)
-        bounds = f" ({low} to {high}{found.certainty})"
-    text = f"{ratio(found.values[0] / found.values[1])} times as long{bounds}"
-    if not Q.accuracy.sample(group) or not Q.accuracy.sample(undisturbed):
-        return text
-    own, other = (percent(Q.accuracy.mean_of(each)) for each in (group, undisturbed))
-    return f"{text}, at {own} accuracy" + ("" if own == other else f" instead of {other}")
+def _cost(view: WorkloadView, found: Compared) -> dict[str, Any]:
+    sides = (found.left, found.right)
+    known = all(Q.accuracy.sample(group) for group in sides)
+    return {
+        "name": view.name(found.left),
+        "accuracies": [Q.accuracy.mean_of(group) for group in sides] if known else None,
+        "compared": found.data(),
+    }

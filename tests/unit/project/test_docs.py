@@ -31,7 +31,8 @@ from trainer.components.strategy import StrategyKind
 from trainer.core.strategy import Strategy
 
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
-PAGES = {page: page.read_text() for page in sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])}
+FILES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), PROJECT / "tests" / "attacks" / "README.md"]
+PAGES = {page: page.read_text() for page in sorted(FILES)}
 PROSE = {page: FENCE.sub("", text) for page, text in PAGES.items()}
 # Where paths in pages may begin.
 ROOTS = (PROJECT, PROJECT / "orchestrator", PROJECT / "trainer")

@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import course
-from orchestrator.commands.layout import asked, parse_memory
+from orchestrator.commands.options import GradeOptions
+from orchestrator.commands.plan import asked, parse_memory
 from orchestrator.commands.predict import asked as predicted
 from orchestrator.commands.predict import parse_nodes, parse_price, question_of
-from orchestrator.commands.replay import Options, parse_link, parse_speeds
+from orchestrator.commands.replay import Options, parse_speeds
 from orchestrator.commands.sweep import text_console
 from orchestrator.course.grading import Grade, Grader
 from orchestrator.course.table import gradebook
 from orchestrator.errors import InputError
+from orchestrator.layouts.hardware import parse_link
 from orchestrator.layouts.trials import Network
 from orchestrator.prediction.forecast import Question
 from orchestrator.report.directory_comparison.limits import Limits
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.sandbox.base import Limits as SandboxLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 from trainer.time_model.described import cluster_of_run
@@ -65,17 +66,17 @@ def test_too_few_speeds_are_an_error_and_no_link_is_faster_than_the_run_s() -> N
     assert Options(fast).cluster(own, run()).link == Link(latency_s=1e-3, bytes_per_s=own.link.bytes_per_s)
 
 
-# Layouts
+# Plans
 
-LAYOUT = {"model": "gpt", "nodes": 4, "memory": None, "link": "10gbit/50us", "cluster": None}
-LAYOUT |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
+PLAN = {"model": "gpt", "nodes": 4, "memory": None, "link": "10gbit/50us", "cluster": None}
+PLAN |= {"dataset": None, "batch_size": 16, "sets": (), "transport": "gloo"}
 
 
 def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
-    found = asked(**LAYOUT | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
-    assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (64, 16, "adamw")
-    assert asked(**LAYOUT).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
-    other = asked(**LAYOUT | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
+    found = asked(**PLAN | {"sets": ["optimizer=adamw"]}).serial  # type: ignore[arg-type]
+    assert (found.dataset.train_samples, found.batch_size, found.name_of("optimizer")) == (16, 16, "adamw")
+    assert asked(**PLAN).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
+    other = asked(**PLAN | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
 
 
@@ -99,13 +100,14 @@ def test_what_is_not_graded_and_own_lost_points_are_failures_and_all_are_written
     monkeypatch.setattr(course, "load_checks", list)
     monkeypatch.setattr(RUNTIMES.load("local"), "clean", lambda self: 0)
     monkeypatch.setattr(Grader, "grade_all", grade_all)
-    grade = partial(course.grade, [*submissions.values()], [], "local", 3, SandboxLimits())
+    options = GradeOptions("local", 3, as_json=True, csv_file=file)
+    grade = partial(course.grade, [*submissions.values()], [], options, text_console())
     for grades, own, code in (
         ([a_grade("a"), a_grade("b", 1)], False, 0),
         ([a_grade("a"), a_grade("b")], True, 0),
         ([a_grade("a"), a_grade("b", 1)], True, 1),
         ([a_grade("a", error="it is a link"), a_grade("b")], False, 1),
     ):
-        assert grade(as_json=True, console=text_console(), own=own, csv_file=file) == code
+        assert grade(own=own) == code
         assert json.loads(capsys.readouterr().out)["submissions"] == [each.model_dump() for each in grades]
         assert file.read_text() == gradebook(grades)

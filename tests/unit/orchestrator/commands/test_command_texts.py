@@ -9,16 +9,17 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import yaml
 
 from orchestrator import cli
-from orchestrator.commands import check, doctor, layout, model, partitions, predict, replay
+from orchestrator.commands import check, doctor, model, partitions, plan, predict, replay
 from orchestrator.commands.sweep import text_console
-from orchestrator.layouts.advice import Advice
-from orchestrator.layouts.candidates import Impossible
+from orchestrator.layouts.formula import Block, Sizes
+from orchestrator.layouts.hardware import link_of, machine_of
 from orchestrator.layouts.trials import Failed, Network, Trial
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.results.predictions import Predictions
@@ -29,6 +30,15 @@ from tests.unit.orchestrator.commands.test_model_command import FOUR, NO_IMPORTS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import PartitionSummary
 
+GPT = RunSpec.model_validate(
+    {
+        "strategy": "serial",
+        "model": {"name": "gpt", "layers": 2, "width": 16, "heads": 4},
+        "dataset": {"name": "induction", "length": 15},
+        "batch_size": 64,
+        "batch_per": "run",
+    }
+)
 FOUND = yaml.safe_load((GOLDEN / "commands.yml").read_text())
 
 
@@ -38,6 +48,31 @@ def shown(*lines: Any) -> str:
     for line in lines:
         console.print(line, soft_wrap=False)
     return file.getvalue()
+
+
+def plans() -> Iterator[str]:
+    """By formula; executed in part; run for real; with nothing that fits."""
+    sizes = Sizes([Block(*each) for each in FOUND["blocks"]], GPT.model.tensor_parallel_pairs, optimizer=2)
+    asked = plan.Asked(
+        GPT, 4, "gloo", link_of("1gbit"), Network(None, None), price_per_h=2.0, samples=10**6
+    )
+
+    def tried(run: RunSpec) -> Trial | Failed:
+        found = FOUND["trials"].get(run.name_of("strategy"))
+        return Trial(run, *found) if found else Failed(run, "it is refused")
+
+    planner = plan.Planner(asked, sizes, PROJECT, print)
+    yield shown(*plan.formula_lines(planner, 80))
+    yield shown(*plan.executed_lines(planner, 80))
+    planner.plan = planner.plan.executed(tried, lambda option, done: done < 6)
+    yield shown(*plan.executed_lines(planner, 80))
+    for times in ((1.0, 2.0), (3.0, 2.0)):
+        real = [Trial(GPT, step_s, 0.0, 0.0, 0) for step_s in times]
+        planner.plan = planner.plan.for_real(Mock(side_effect=[*real, Failed(GPT, "it broke")]), 3)
+        yield shown(*plan.executed_lines(planner, 80))
+    yield plan.record(planner).model_dump_json(indent=1)[:900]
+    small = replace(asked, memory_bytes=1e5, machine=machine_of("h100"))
+    yield shown(*plan.formula_lines(plan.Planner(small, sizes, PROJECT, print), 80))
 
 
 def texts(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
@@ -59,19 +94,7 @@ def texts(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iter
     yield "\n".join([model.heading(run), *model.block_lines(blocks)])
     yield "\n".join(model.split_lines(blocks, run, model.stage_counts(None, run), 60))
     yield from model.sections("lenet", "digits", 8, None, 60, NO_IMPORTS, mesh="data=2,tensor=3")
-    runs = [RunSpec.model_validate(fields) for fields, *_ in FOUND["trials"]]
-    serial, *trials = (Trial(run, *each[1:]) for run, each in zip(runs, FOUND["trials"], strict=True))
-    failed = Failed(trials[4].run, "it is refused")
-    found = Advice(
-        serial, trials[:2], trials[2:4], [failed], [Impossible(name, "no mesh") for name in "ab"]
-    )
-    asked = layout.Asked(serial.run, 2, "gloo", None, Network(None, None))
-    for real in ((), (1.0,), (3.0, 2.0), (1.0, 2.0)):
-        tried = [replace(each, step_s=step_s) for each, step_s in zip(trials, real, strict=False)]
-        found = replace(found, real=[*tried, Failed(trials[1].run, "it broke")] if real else [])
-        yield shown(*layout.lines(asked, found, 80))
-    yield layout.record(found).model_dump_json(indent=1)
-    yield shown(*layout.lines(asked, replace(found, fitting=[], real=[]), 80))
+    yield from plans()
     predictions = Predictions.model_validate(FOUND["predictions"])
     yield shown(*predict.lines(predictions), *predict.refusals(predictions))
     times = [ClusterTime.model_validate(each) for each in FOUND["replayed"]]

@@ -22,7 +22,9 @@ MLP = "{name: mlp, hidden: [30, 20]}"
 
 def block(name: str, seconds: float = 1.0, parameters: int = 0, output_bytes: float = 4.0) -> BlockProfile:
     shape = (int(output_bytes) // 4,)
-    return BlockProfile(name, parameters, shape, 0, output_bytes, 0, seconds / 4, 3 * seconds / 4)
+    return BlockProfile(
+        name, parameters, parameters, shape, 0, output_bytes, 0, seconds / 4, 3 * seconds / 4
+    )
 
 
 FOUR = [block("a", 1, 10, 400), block("b", 2, 20, 40), block("c", 3, 30, 80), block("d", 2, 40, 8)]

@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 from orchestrator.layouts import trials
-from orchestrator.layouts.advice import Advice, advise
+from orchestrator.layouts.advice import Plan, plan
 from orchestrator.layouts.candidates import Impossible, candidates
+from orchestrator.layouts.formula import Block, Sizes, estimate
 from orchestrator.layouts.trials import Failed, Network, Trial
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.replay.run import NoClusterTime
@@ -36,8 +37,22 @@ def name(spec: RunSpec) -> str:
     return f"{spec.name_of('strategy')} {spec.recompute}"
 
 
-def trial(spec: RunSpec, step: float, held: int) -> Trial:
-    return Trial(spec, step, communication=0.1, step_bytes=1.0, held_bytes=held)
+def block(name: str, parameters: int, seconds: float, passed: float = 0.0, saved: float = 0.0) -> Block:
+    return Block(name, parameters, parameters, passed, saved, (seconds, 2 * seconds))
+
+
+# Of GPT: an embedding, two blocks and a head.
+SIZES = Sizes(
+    [
+        block("embedding", 100, 0.0, 8, 10),
+        block("block1", 400, 1.0, 8, 100),
+        block("block2", 400, 1.0, 8, 100),
+        block("head", 100, 0.0, 4, 10),
+    ],
+    SERIAL.model.tensor_parallel_pairs,
+    optimizer=2,
+)
+LINK = Link(latency_s=0.5, bytes_per_s=100)
 
 
 def test_layouts_train_the_same_with_the_same_global_batch() -> None:
@@ -56,51 +71,68 @@ def test_layouts_train_the_same_with_the_same_global_batch() -> None:
     assert "experts" in reasons["expert_parallel"]
 
 
-def advice_of(memory: float | None) -> Advice:
-    """Three layouts, one of which fits with less memory for activations, and one that fails."""
-    known = {
-        "all_reduce none": trial(run("all_reduce"), 1.0, 300),
-        "zero2 none": trial(run("zero2"), 2.0, 200),
-        "pipeline none": trial(run("pipeline"), 3.0, 100),
-        "all_reduce full": trial(run("all_reduce", recompute="full"), 1.5, 150),
-    }
-    found = [run("all_reduce"), run("zero2"), run("pipeline"), run("fsdp"), Impossible("hybrid", "no mesh")]
-    return advise(
-        trial(SERIAL, 2.0, 400), found, lambda spec: known.get(name(spec), Failed(spec, "refused")), memory
-    )
+def plan_of(memory: float | None) -> Plan:
+    found = [run("all_reduce"), run("zero2"), run("pipeline"), Impossible("hybrid", "no mesh")]
+    return plan(SERIAL, found, SIZES, LINK, memory)
+
+
+def held(spec: RunSpec) -> float:
+    return estimate(spec, SIZES, LINK).held_bytes
 
 
 @pytest.mark.parametrize(
     ("memory", "fitting", "too_large"),
     [
-        (None, ["all_reduce none", "zero2 none", "pipeline none"], []),
-        (150, ["all_reduce full", "pipeline none"], ["zero2 none"]),  # exactly what the first one needs
-        (99, [], ["pipeline none", "all_reduce full", "zero2 none"]),
+        (None, ["pipeline none", "zero2 none", "all_reduce none"], []),
+        (held(run("zero2")), ["pipeline none", "zero2 none"], ["all_reduce full"]),  # exactly what it needs
+        (1, [], ["pipeline full", "zero2 full", "all_reduce full"]),
     ],
 )
 def test_the_fastest_layout_that_fits_comes_first_if_need_be_without_stored_activations(
     memory: float | None, fitting: Sequence[str], too_large: Sequence[str]
 ) -> None:
-    advice = advice_of(memory)
-    assert [name(each.run) for each in advice.fitting] == fitting
-    assert [name(each.run) for each in advice.too_large] == too_large
-    assert [each.run for each in advice.failed] == [run("fsdp")]
-    assert advice.impossible == [Impossible("hybrid", "no mesh")]
+    found = plan_of(memory)
+    assert sorted(name(each.run) for each in found.fitting) == sorted(fitting)
+    steps = [each.step_s[0] for each in found.fitting]
+    assert steps == sorted(steps)
+    assert [name(each.run) for each in found.too_large] == too_large
+    assert found.impossible == [Impossible("hybrid", "no mesh")]
 
 
 def test_ranks_of_a_node_share_its_memory() -> None:
     two_ranks = run("all_reduce", processes_per_node=2)
-    for memory, fitting in ((199, 0), (200, 1), (None, 1)):
-        advice = advise(trial(SERIAL, 1, 1), [two_ranks], lambda spec: trial(spec, 1.0, 100), memory)
-        assert len(advice.fitting) == fitting
+    need = held(two_ranks)
+    for memory, fitting in ((2 * need - 1, 0), (2 * need, 1), (None, 1)):
+        found = plan(SERIAL, [two_ranks], SIZES, LINK, memory)
+        assert [each.run.recompute for each in found.fitting].count("none") == fitting
 
 
-def test_regret_compares_the_advised_layout_with_the_fastest_real_one() -> None:
-    advice = advice_of(None)
-    for real_s, regret in (([1, 2], 0.0), ([3, 2], 0.5), ([1], None), ([None, 2, 3], None)):
-        pairs = zip(advice.fitting, real_s, strict=False)
-        real = [trial(each.run, s, 1) if s else Failed(each.run, "killed") for each, s in pairs]
-        assert advice.with_real(Mock(side_effect=real), len(real_s)).regret == regret
+def test_executed_layouts_come_first_and_regret_compares_with_the_fastest_real_one() -> None:
+    found = plan_of(None)
+    by_name = {each.run.name_of("strategy"): each.run for each in found.fitting}
+    times = {"pipeline": 3.0, "zero2": 1.0}
+
+    def tried(spec: RunSpec) -> Trial | Failed:
+        step = times.get(spec.name_of("strategy"))
+        return Trial(spec, step, 0.1, 1.0, 5) if step else Failed(spec, "refused")
+
+    def too_much(spec: RunSpec) -> Trial:
+        return Trial(spec, 1.0, 0.1, 1.0, 2 * 10**9)
+
+    executed = found.executed(tried, lambda option, done: done < 2)
+    assert [each.run.name_of("strategy") for each in executed.fitting] == [
+        "zero2",
+        "pipeline",
+        "all_reduce",
+    ]
+    assert [each.held_bytes for each in executed.fitting[:2]] == [5, 5]
+    low, high = executed.fitting[0].step_s[1:]
+    assert low < 1.0 < high
+    less = plan_of(1e9).executed(too_much, lambda option, done: done < 1)
+    assert ([each.held_bytes for each in less.too_large], len(less.fitting)) == ([2e9], 2)
+    for real_s, regret in (([1, 2], 0.0), ([3, 2], 0.5), ([1], None), ([None, 2], None)):
+        real = [Trial(by_name["zero2"], s, 0, 1, 1) if s else Failed(SERIAL, "killed") for s in real_s]
+        assert executed.for_real(Mock(side_effect=real), len(real_s)).regret == regret
 
 
 def test_a_trial_is_replayed_on_a_link_that_is_no_faster_than_the_software(
@@ -128,7 +160,7 @@ def test_a_trial_is_replayed_on_a_link_that_is_no_faster_than_the_software(
         return [*vars(made).values()][1:] if isinstance(made, Trial) else made
 
     exchange_s = 2 * 2 * (0.25 + 0.25)  # of a ring, in two segments
-    expected = [(2.0 + exchange_s) / 4, 3 * exchange_s / (11 + 3 * exchange_s), 3.0, 7]
+    expected = [2.0 + exchange_s, 3 * exchange_s / (11 + 3 * exchange_s), 12.0, 7]
     assert tried(traces(ranks)) == pytest.approx(expected, rel=1e-3)
     assert tried(traces(ranks), None, "ok", "gloo") == pytest.approx(expected, rel=1e-3)
     unmeasured = Failed(spec, "transport gloo was not measured on the cluster, but mpi")

@@ -24,6 +24,7 @@ from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
+from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
@@ -505,3 +506,11 @@ def test_the_golden_comparison_has_every_finding_and_figure_with_its_text_and_nu
     assert {finding.kind for finding in golden().findings} == set(KINDS) - {"disturbed"}
     assert {plot.kind.name for plot in golden().plots} == set(FIGURES)
     assert_reviewed(name, "\n".join([*FILES[name](golden()), ""]))
+
+
+def test_a_sentence_follows_from_the_data_in_findings_json() -> None:
+    """A number that is only in the text, or an object that JSON changes."""
+    for finding in golden().findings:
+        if not finding.untemplated:
+            data = json.loads(json.dumps(finding.data, allow_nan=False))
+            assert sentence(finding.kind, data) == finding.text

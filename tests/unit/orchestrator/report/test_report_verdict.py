@@ -16,7 +16,7 @@ from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
-from orchestrator.report.verdict.strategies import UNTIMED
+from orchestrator.report.verdict.base import UNTIMED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.stages import Stages
@@ -82,7 +82,7 @@ CASES = [  # what was run, how the headline begins, and what the verdict says be
     (
         "serial 8 0.9, all_reduce 4 0.899, ddp 5 0.9, one_shot 6 0.901",
         "Probably choose all_reduce on 2 nodes: 2.00 times as fast as serial, 89.9% accuracy (serial 90",
-        "faster than serial in 5 of 5 seeds. To be surer, run it again with --repeat 9",
+        "To be surer, run it again with --repeat 9",
     ),
     ("serial 8 0.9 seeds=8, all_reduce 4 0.9 seeds=8", "Choose all_reduce", ""),
     ("serial 8 0.9 seeds=7, all_reduce 4 0.9 seeds=7", "Probably choose all_reduce", "--repeat 11"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.virtual_training import VirtualTraining, train_virtually
+from tests.unit.trace_laws import exchanges
 from tests.unit.training import fields_for
 from trainer.core.trace import WORK_PHASES
 from trainer.data.cache import DatasetCache
@@ -104,7 +105,7 @@ THREADED = [name for name, case in CASES.items() if "memory" in case.kind.transp
 # Every kind of exchange, and memory that ranks share.
 IN_PROCESSES = (
     *("all_reduce", "all_gather", "reduce_broadcast", "gossip", "async_parameter_server"),
-    *("diloco", "absent-statistics", "krum"),
+    *("diloco", "absent-statistics", "krum", "fsdp"),
 )
 SAMPLED = [
     name
@@ -141,6 +142,7 @@ def test_weights_are_those_of_threads(name: str) -> None:
     facts = ("weights_digest", "accuracy", "samples", "bytes_sent", "bytes_to")
     for own, other in zip(virtual.results, expected.results, strict=True):
         assert [getattr(own, fact) for fact in facts] == [getattr(other, fact) for fact in facts]
+    assert [*map(exchanges, virtual.traces)] == [*map(exchanges, expected.traces)]
     found, certified = (
         [(each.kind, each.fields) for of_rank in events for each in of_rank if each.kind in CERTIFICATE]
         for events in (virtual.events, expected.events)

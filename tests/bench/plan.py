@@ -1,4 +1,4 @@
-"""How much time the advice of `layout` loses, over several models. On request: it takes minutes.
+"""How much time the advice of `plan` loses, over several models. On request: it takes minutes.
 
 Each case asks for the layouts of a model on two nodes. The three with the shortest predicted steps run on
 real nodes, in local processes, and their traces are replayed on the link of the case. The regret is how
@@ -10,14 +10,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from orchestrator.commands.layout import REAL, advice, asked
+from orchestrator.commands.plan import REAL, asked, named, planner
 from orchestrator.commands.sweep import SelectedRuntime
+from orchestrator.layouts.trials import Trial
 from orchestrator.report import formats
-from orchestrator.report.model.labels import strategy_label
 from orchestrator.runtimes import RUNTIMES
 from tests.bench.measuring import errors
 
 NODES = 2
+SECONDS = 60.0  # of execution
 # Model, batch size, memory of a node and link.
 CASES = [
     ("gpt", 64, None, "1gbit/100us"),
@@ -32,14 +33,17 @@ CASES = [
 def main() -> None:
     runtime = RUNTIMES.load("local")(False)
     if (cores := runtime.cores()) < NODES:
-        print(f"layout: skipped, {NODES} nodes need a core each, and there are {cores:g}")
+        print(f"plan: skipped, {NODES} nodes need a core each, and there are {cores:g}")
         return
     selected, regrets = SelectedRuntime("local", runtime, "of this benchmark"), []
     print(f"layouts on {NODES} nodes: seconds of a step, predicted and real, and the regret of the first")
     for model, batch_size, memory, link in CASES:
         question = asked(model, NODES, memory, link, None, None, batch_size, [], "gloo")
         with tempfile.TemporaryDirectory() as directory:
-            found = advice(question, Path(directory), selected, REAL)
+            made = planner(question, Path(directory), lambda line: None)
+            made.execute(SECONDS)
+            made.run(selected, REAL)
+        found = made.plan
         regrets += [] if found.regret is None else [found.regret]
         counts = f"{len(found.fitting)} layouts fit, {len(found.too_large)} do not"
         print(
@@ -47,7 +51,7 @@ def main() -> None:
             f"regret {formats.percent(found.regret)}"
         )
         for each in found.fitting[:REAL]:  # the advised one first
-            real = found.real_of(each)
-            times = [formats.seconds(each.step_s), formats.seconds(real.step_s if real else None)]
-            print(f"    {strategy_label(each.run):46} {times[0]:>9} {times[1]:>9}", flush=True)
+            real = each.real.step_s if isinstance(each.real, Trial) else None
+            times = [formats.seconds(each.step_s[0]), formats.seconds(real)]
+            print(f"    {named(each.run):46} {times[0]:>9} {times[1]:>9}", flush=True)
     print(errors(f"regret over {len(regrets)} of {len(CASES)} cases", regrets))

@@ -1,0 +1,509 @@
+"""The command `plan`: a way to split a model's training over nodes: by formula, by execution, for real."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from pydantic import BaseModel
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.commands.model import takes_tokens
+from orchestrator.commands.predict import parse_price
+from orchestrator.commands.sweep import SelectedRuntime
+from orchestrator.errors import InputError
+from orchestrator.execution.clusters import Clusters
+from orchestrator.layouts.advice import Option, Plan, Try, crossing, fastest, plan
+from orchestrator.layouts.candidates import Impossible, candidates
+from orchestrator.layouts.formula import Sizes
+from orchestrator.layouts.hardware import Machine, link_of, links, machine_of
+from orchestrator.layouts.sizes import sizes_of
+from orchestrator.layouts.trials import EPOCHS, STEPS, Failed, Network, Trial, Trials
+from orchestrator.prediction.measured_cluster import read_measured_cluster
+from orchestrator.prediction.simulated import RUNTIME
+from orchestrator.report import formats
+from orchestrator.report.model.labels import component_label, strategy_label
+from orchestrator.report.statistics.spread import span
+from orchestrator.runtimes.base import Runtime
+from orchestrator.runtimes.virtual.runtime import VirtualRuntime
+from orchestrator.sweeps.expand import BlockFields, check_field, expand
+from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.yaml import parse_yaml
+from trainer.core.registry import ImportedComponent
+from trainer.spec.run_spec import RunSpec
+from trainer.time_model.cluster import Link
+from trainer.time_model.described import cluster_of_run
+from trainer.virtual.options import VirtualOptions
+
+REAL = 3  # layouts that run for real, if each node can have a core
+TRANSPORTS = ("gloo", "mpi", "rpc")  # that virtual nodes can play
+# Fields that the command sets.
+FIXED = ("strategy", "nodes", "model", "dataset", "epochs", "batch_size", "batch_per", "threads", "trace")
+MOST_ROWS = 8  # of a table
+DOUBLINGS = range(-3, 4)  # of the batch, in the map
+_MEMORY = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]i?b)")
+MAX_TIB = 1024
+_BYTES = {
+    f"{prefix}{binary}b": (1024 if binary else 1000) ** power
+    for power, prefix in enumerate("kmgt", start=1)
+    for binary in ("", "i")
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options ask.
+
+    Attributes:
+        memory_bytes: of a node; None: any.
+        machine: the nodes; None: as this machine.
+        price_per_h: of a node; None: unknown.
+        samples: to train on; None: unknown.
+    """
+
+    serial: RunSpec
+    nodes: int
+    transport: str
+    link: Link
+    network: Network
+    memory_bytes: float | None = None
+    machine: Machine | None = None
+    price_per_h: float | None = None
+    samples: int | None = None
+
+    @property
+    def candidates(self) -> Iterator[RunSpec | Impossible]:
+        return candidates(self.serial, self.nodes, self.transport)
+
+
+def asked(
+    model: str,
+    nodes: int,
+    memory: str | None,
+    link: str,
+    cluster: Path | None,
+    dataset: str | None,
+    batch_size: int,
+    sets: Sequence[str],
+    transport: str,
+    hardware: str | None = None,
+    price: str | None = None,
+    samples: int | None = None,
+) -> Asked:
+    """The options, checked. Raises InputError."""
+    own = None if link == "none" else link_of(link)
+    measured = None if cluster is None else read_measured_cluster(cluster)
+    if transport not in TRANSPORTS:
+        raise InputError(f"--transport {transport}: allowed: {', '.join(TRANSPORTS)}")
+    machine = None if hardware is None else machine_of(hardware)
+    size = memory or (machine.memory if machine else None)
+    serial, network = serial_run(model, dataset, batch_size, sets), Network(own, measured)
+    shown = own or network.of(cluster_of_run(serial), transport).link
+    limit = None if size is None else parse_memory(size)
+    return Asked(serial, nodes, transport, shown, network, limit, machine, parse_price(price), samples)
+
+
+def parse_memory(text: str) -> float:
+    """`4gb` in bytes. Raises InputError."""
+    found = _MEMORY.fullmatch(text.strip().lower())
+    size = 0.0 if found is None else float(found[1]) * _BYTES[found[2]]
+    if not 0 < size <= MAX_TIB * 2**40:
+        raise InputError(
+            f"--memory {text}: must be a size above 0, at most {MAX_TIB}tib, such as 4gb; units are "
+            f"{', '.join(_BYTES)}"
+        )
+    return size
+
+
+def serial_run(model: str, dataset: str | None, batch_size: int, sets: Sequence[str]) -> RunSpec:
+    """The serial run that all layouts divide. Raises InputError."""
+    for each in sets:
+        if (field := each.partition("=")[0].partition(".")[0]) in FIXED:
+            raise InputError(
+                f"--set {each}: {field} is not allowed here; it follows from the other options"
+            )
+    run = _serial(model, dataset or _dataset_for(model), batch_size, sets)
+    for name in type(run).model_fields:
+        if isinstance(getattr(run, name), ImportedComponent):
+            raise InputError(f"{name}: components of your own are not supported by plan")
+    return run
+
+
+def _dataset_for(model: str) -> str:
+    """A dataset that the model takes."""
+    return "{name: induction, length: 63, tokens: 96}" if takes_tokens(model) else "synthetic"
+
+
+def _serial(model: str, dataset: str, batch_size: int, sets: Sequence[str]) -> RunSpec:
+    """A serial run of a few steps. Raises InputError."""
+    fields = BlockFields("plan", skip=[])
+    own = {"strategy": "serial", "batch_per": "run", "epochs": EPOCHS, "threads": 1, "trace": "steps"}
+    for name, value in own.items():
+        fields.override(name, [value], "plan")
+    fields.option("model", model, "model")
+    fields.option("dataset", dataset)
+    fields.option("batch_size", batch_size)
+    for each in sets:
+        name, _, text = each.partition("=")
+        check_field(name, f"--set {each}")
+        fields.override(name, [parse_yaml(text, f"--set {each}")], f"--set {each}")
+    (run,) = expand(fields, Imports(Path()))
+    if "samples" not in type(run.dataset).model_fields:
+        raise InputError(
+            f"--dataset {dataset}: its number of samples is fixed; allowed: copy, induction, synthetic"
+        )
+    fields.override("dataset.samples", [STEPS * batch_size], "plan")
+    fields.override("dataset.test_samples", [batch_size], "plan")
+    (run,) = expand(fields, Imports(Path()))
+    return run
+
+
+class Planner:
+    """Makes a plan in three depths, each of which has more to say than the one before.
+
+    Args:
+        sizes: of the model.
+        said: receives a line about the progress.
+    """
+
+    def __init__(self, asked: Asked, sizes: Sizes, data_dir: Path, said: Callable[[str], None]) -> None:
+        self.asked, self.sizes, self._data_dir, self._said = asked, sizes, data_dir, said
+        self.plan = plan(asked.serial, asked.candidates, self.sizes, asked.link, asked.memory_bytes)
+
+    def execute(self, seconds: float) -> None:
+        """Execute layouts on virtual nodes, the fastest first, until so many seconds are over.
+
+        An interrupt ends it earlier. What was executed counts.
+        """
+        started, number = time.monotonic(), len(self.plan.fitting)
+        runtime = VirtualRuntime()
+        runtime.configure(VirtualOptions())
+
+        def goes_on(option: Option, done: int) -> bool:
+            spent = time.monotonic() - started
+            if spent >= seconds or self._stopped:
+                return False
+            left = min(seconds - spent, spent / done * (number - done)) if done else seconds
+            name = named(option.run)
+            self._said(f"executing {done + 1} of {number}, at most {left:.0f} s more: {name}")
+            return True
+
+        with self._trials(runtime, RUNTIME) as tried:
+            self.plan = self.plan.executed(self._until_interrupted(tried), goes_on)
+
+    def run(self, selected: SelectedRuntime, number: int | None) -> None:
+        """Run the fastest layouts for real.
+
+        number: how many; None: some if each node can have a core, otherwise none. Raises InputError.
+        """
+        if selected.runtime.info.simulates_time:
+            raise InputError(
+                f"--runtime {selected.name}: has no real nodes; choose another one, or use --real 0"
+            )
+        if number is None:
+            number = REAL if self.asked.nodes <= selected.runtime.cores() else 0
+        if not number or self._stopped:
+            return
+        self._said(f"running {number} for real")
+        selected.runtime.configure(selected.runtime.Options())
+        with self._trials(selected.runtime, selected.name) as tried:
+            self.plan = self.plan.for_real(self._until_interrupted(tried), number)
+
+    _stopped = False
+
+    def _until_interrupted(self, try_: Try) -> Try:
+        def tried(run: RunSpec) -> Trial | Failed:
+            try:
+                return Failed(run, "interrupted") if self._stopped else try_(run)
+            except KeyboardInterrupt:
+                self._stopped = True
+                return Failed(run, "interrupted")
+
+        return tried
+
+    @contextmanager
+    def _trials(self, runtime: Runtime, name: str) -> Iterator[Try]:
+        with tempfile.TemporaryDirectory() as directory, Clusters(runtime) as clusters:
+            yield Trials(clusters, name, Path(directory), self._data_dir, self.asked.network).of
+
+
+def planner(asked: Asked, data_dir: Path, said: Callable[[str], None]) -> Planner:
+    """A plan by formula. Raises InputError, also without torch."""
+    return Planner(asked, sizes_of(asked.serial, asked.machine), data_dir, said)
+
+
+def named(run: RunSpec) -> str:
+    """`hybrid data: 2, pipeline: 4 m=8`: the layout, short enough for a table."""
+    return strategy_label(run).replace("mesh={", "").replace("}", "").replace("micro_batches=", "m=")
+
+
+def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
+    """The first answer."""
+    asked, found = planner.asked, planner.plan
+    nodes = (
+        f"{asked.machine.name} ({asked.machine.source})" if asked.machine else "as a core of this machine"
+    )
+    yield Text(
+        f"{component_label(asked.serial, 'model')}, {planner.sizes.parameters:,} parameters, on "
+        f"{formats.count(asked.nodes, 'node')}: {nodes}\n"
+        f"links of {formats.mbit(asked.link.bytes_per_s)}, {formats.seconds(asked.link.latency_s)}; "
+        f"{asked.serial.batch_size:,} samples a step of all nodes; serial "
+        f"{span(*found.serial.step_s, formats.seconds)}\n"
+    )
+    yield from _tables(found)
+    yield from _paragraphs(width, answer(planner), *_others(found))
+    if found.fitting:
+        yield Text("")
+        yield from _map(planner)
+
+
+def executed_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
+    """What execution and real nodes say."""
+    found = planner.plan
+    done = sum(isinstance(each.trial, Trial) for each in found.fitting)
+    if not done:
+        yield Text("\nNo layout was executed: times are those of formulas.")
+    else:
+        yield from _paragraphs(
+            width,
+            f"{done} of {len(found.fitting)} layouts were executed on virtual nodes, and have a *. Their "
+            "exchange includes all waiting.",
+        )
+        yield Text("")
+        yield from _tables(found)
+    yield from _paragraphs(width, answer(planner), _real(found), *_failed(found))
+
+
+def answer(planner: Planner) -> str:
+    """What to choose, why, what changes it, and what that is worth."""
+    found, asked = planner.plan, planner.asked
+    if not found.fitting:
+        return "No layout fits into the memory of a node."
+    best, rivals = found.fitting[0], found.fitting[1:]
+    middle, low, high = best.step_s
+    text = f"{named(best.run)}: {formats.seconds(middle)} a step ({span(low, high, formats.seconds)})"
+    others = [each for each in rivals if _replicates(each) is not _replicates(best)]
+    executed = [each for each in others if isinstance(each.trial, Trial)]
+    if executed or others:
+        rival = (executed or others)[0]
+        both = executed and isinstance(best.trial, Trial)
+        ours, theirs = (each.step_s[0] if both else each.formula.middle_s for each in (best, rival))
+        text += f", {formats.ratio(theirs / ours)} times as fast as {named(rival.run)}"
+        text += "" if both else " by formula"
+        batch = crossing(best, rival, planner.sizes, asked.link)
+        text += f", which is as fast from a batch of about {batch:,} on" if batch else ""
+    parts = best.formula
+    text += (
+        f". Why: {span(*parts.work_s, formats.seconds)} of work, "
+        f"{span(*parts.bubble_s, formats.seconds)} of bubble, "
+        f"{span(*parts.exchange_s, formats.seconds)} of exchange beside no work."
+    )
+    if isinstance(best.trial, Trial):
+        text += " Its interval is that of 90% of the 312 runs that simulated times were compared with."
+    elif asked.machine is None:
+        text += " Ranges: a small batch on this machine, and exchanges that are hidden or not."
+    else:
+        low, high = asked.machine.efficiency
+        text += f" Ranges: {low:.0%} to {high:.0%} of the peak, and exchanges that are hidden or not."
+    return f"{text}{_total(asked, middle)}"
+
+
+def _total(asked: Asked, step_s: float) -> str:
+    """The time of a training and its price, if the samples are known."""
+    if asked.samples is None:
+        return ""
+    updates = max(1, round(asked.samples / asked.serial.batch_size))
+    hours = updates * step_s / 3600
+    cost = "" if asked.price_per_h is None else f", {hours * asked.nodes * asked.price_per_h:,.2f} in all"
+    return f" {asked.samples:,} samples are {updates:,} updates: {hours:,.3g} h{cost}."
+
+
+def _replicates(option: Option) -> bool:
+    """Whether each node has the whole model."""
+    return option.run.strategy.replicas(option.run.world_size) == option.run.world_size
+
+
+def _map(planner: Planner) -> Iterator[Text | Table]:
+    """The fastest layout by formula, over other links and with other batches."""
+    asked, shown = planner.asked, planner.plan.fitting
+    batches = sorted({max(asked.nodes, round(asked.serial.batch_size * 2.0**k)) for k in DOUBLINGS})
+    yield Text("The fastest by formula, by samples a step and link:")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    for heading in ("", *(f"{batch:,}" for batch in batches)):
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    names: dict[int, str] = {}
+    for each in links():
+        best = [fastest(shown, planner.sizes, each.link, batch) for batch in batches]
+        places = [next(at for at, one in enumerate(shown, start=1) if one is option) for option in best]
+        names |= {at: named(shown[at - 1].run) for at in places}
+        table.add_row(each.name, *map(str, places))
+    yield table
+    yield Text("; ".join(f"{at}: {name}" for at, name in sorted(names.items())))
+
+
+def _tables(found: Plan) -> Iterator[Text | Table]:
+    if found.fitting:
+        yield _table(found.fitting, found)
+    if found.too_large:
+        yield Text("\nThey do not fit:")
+        yield _table(found.too_large, found)
+
+
+def _table(options: Sequence[Option], found: Plan) -> Table:
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    real = any(each.real for each in found.fitting)
+    headings = [
+        "\nstep",
+        "\nbetween",
+        "speed-\nup",
+        "ex-\nchange",
+        "\nbubble",
+        "sent a\nstep",
+        "memory\na rank",
+    ]
+    shown.add_column(Text(""), justify="right")
+    shown.add_column(Text("\nlayout"))
+    for heading in headings:
+        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    serial = found.serial.middle_s
+    for at, each in enumerate(options[:MOST_ROWS], start=1):
+        middle, low, high = each.step_s
+        parts, trial = each.formula, each.trial
+        exchange = (
+            trial.communication if isinstance(trial, Trial) else parts.exchange_s[1] / parts.step_s[1]
+        )
+        cells = [
+            f"{at}",
+            named(each.run) + (" *" if isinstance(trial, Trial) else ""),
+            formats.seconds(middle),
+            span(low, high, formats.significant),
+            formats.ratio(serial / middle),
+            formats.percent(exchange),
+            formats.ABSENT
+            if isinstance(trial, Trial)
+            else formats.percent(parts.bubble_s[1] / parts.step_s[1]),
+            formats.size(trial.step_bytes if isinstance(trial, Trial) else parts.sent_bytes),
+            formats.size(each.held_bytes),
+        ]
+        took = each.real.step_s if isinstance(each.real, Trial) else None
+        shown.add_row(*cells, *([formats.seconds(took)] if real else []))
+    return shown
+
+
+def _paragraphs(width: int, *sentences: str) -> Iterator[Text]:
+    for sentence in filter(None, sentences):
+        yield Text("")
+        yield Text("\n".join(wrap(sentence, width, break_on_hyphens=False, subsequent_indent="  ")))
+
+
+def _real(found: Plan) -> str:
+    """What the real runs say of the advice; empty without any."""
+    failed = [each.real for each in found.fitting if isinstance(each.real, Failed)]
+    reasons = [f"{named(each.run)} failed for real: {each.reason}." for each in failed]
+    if (regret := found.regret) is None:
+        return " ".join(reasons)
+    number = sum(isinstance(each.real, Trial) for each in found.fitting)
+    advised, longer = named(found.fitting[0].run), formats.percent(regret)
+    verdict = (
+        f"{advised} is also the fastest of the {number} that ran for real."
+        if not regret
+        else f"Of the {number} that ran for real, {advised} took {longer} longer than the fastest."
+    )
+    return " ".join([verdict, *reasons])
+
+
+def _failed(found: Plan) -> Iterator[str]:
+    """A sentence for each reason why a layout could not be executed."""
+    pairs = [(each.trial.reason, each) for each in found.fitting if isinstance(each.trial, Failed)]
+    for reason, same in groupby(sorted(pairs, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
+        yield f"{formats.listed([named(each.run) for _, each in same])}: not executed: {reason}"
+
+
+def _others(found: Plan) -> Iterator[str]:
+    """A sentence for each reason why layouts are not in the table."""
+    pairs = sorted((each.reason, each.strategy) for each in found.impossible)
+    for reason, same in groupby(pairs, key=lambda pair: pair[0]):
+        yield f"{formats.listed([name for _, name in same])}: not possible: {reason}"
+
+
+class OptionRecord(BaseModel):
+    """A layout in JSON. by: what its step comes from. Bounds: of the formula, or 90 % of executions.
+
+    real_step_s: None if it was not run for real.
+    """
+
+    strategy: Any
+    recompute: str
+    nodes: int
+    by: str
+    step_s: float
+    low_s: float
+    high_s: float
+    work_s: tuple[float, float]
+    exchange_s: tuple[float, float]
+    bubble_s: tuple[float, float]
+    bytes_per_step: float
+    bytes_by_formula: float
+    memory_bytes: float
+    memory_by_formula: float
+    fits: bool
+    real_step_s: float | None
+
+
+class PlanRecord(BaseModel):
+    """The output of `--json`: layouts that fit, the fastest first, then the others."""
+
+    answer: str
+    parameters: int
+    serial_step_s: tuple[float, float]
+    layouts: list[OptionRecord]
+    left_out: dict[str, str]
+    regret: float | None
+
+
+def record(planner: Planner) -> PlanRecord:
+    """The plan as JSON has it."""
+    found = planner.plan
+    return PlanRecord(
+        answer=answer(planner).replace(formats.JOIN, " "),
+        parameters=planner.sizes.parameters,
+        serial_step_s=found.serial.step_s,
+        layouts=[
+            *(_record(each, fits=True) for each in found.fitting),
+            *(_record(each, fits=False) for each in found.too_large),
+        ],
+        left_out={each.strategy: each.reason for each in found.impossible},
+        regret=found.regret,
+    )
+
+
+def _record(option: Option, fits: bool) -> OptionRecord:
+    trial, parts = option.trial, option.formula
+    middle, low, high = option.step_s
+    return OptionRecord(
+        strategy=option.run.model_dump(mode="json", exclude_defaults=True)["strategy"],
+        recompute=option.run.recompute,
+        nodes=option.run.nodes,
+        by="execution" if isinstance(trial, Trial) else "formula",
+        step_s=middle,
+        low_s=low,
+        high_s=high,
+        work_s=parts.work_s,
+        exchange_s=parts.exchange_s,
+        bubble_s=parts.bubble_s,
+        bytes_per_step=trial.step_bytes if isinstance(trial, Trial) else parts.sent_bytes,
+        bytes_by_formula=parts.sent_bytes,
+        memory_bytes=option.held_bytes,
+        memory_by_formula=parts.held_bytes,
+        fits=fits,
+        real_step_s=option.real.step_s if isinstance(option.real, Trial) else None,
+    )
