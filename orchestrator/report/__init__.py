@@ -48,13 +48,15 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
     from orchestrator.report.render.page import page_of
-    from orchestrator.report.topics import concluded
+    from orchestrator.report.topics import asked_by
 
     check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
-    plots = draw(comparison)
+    asked = asked_by(comparison)
+    claims = asked.decided()
+    plots = draw(comparison, claims)
     drawn = renderer.draw([plot.spec for plot in plots])
-    claims, findings = concluded(comparison)
+    findings = asked.findings(claims)
     page = page_of(comparison, findings, claims, plots)
     write_atomic(paths.summary, summary_csv(comparison, claims))
     write_atomic(paths.csv, results_csv(comparison))

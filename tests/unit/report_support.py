@@ -18,6 +18,8 @@ from orchestrator.replay.run import ClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import Subject
+from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, WorkloadView, compare
 from orchestrator.report.model.rows import Row
@@ -391,11 +393,22 @@ def verdicts_of(comparison: Comparison) -> list[Verdict]:
     return verdicts(comparison, asked_by(comparison).decided())
 
 
+def subject_of(comparison: Comparison) -> Subject:
+    """What figures of its first workload are about."""
+    claims, style = asked_by(comparison).decided(), Style(comparison.groups)
+    return Subject(comparison.view(comparison.workloads[0]), comparison, style, claims)
+
+
+def plots_of(comparison: Comparison) -> list[Plot]:
+    """All figures."""
+    return draw(comparison, asked_by(comparison).decided())
+
+
 def page_of(
     comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
 ) -> str:
     """The page with empty figures; plots: all of the comparison if not given."""
-    shown = draw(comparison) if plots is None else plots
+    shown = plots_of(comparison) if plots is None else plots
     page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
     return html.render(page, comparison, shown, undrawn(shown))
 
@@ -448,7 +461,7 @@ def records_of(chart: Chart | None) -> list[dict[str, Any]]:
 
 def layers(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """All views of a specification that draw marks."""
-    inner = [each for name in ("layer", "hconcat", "vconcat") for each in spec.get(name, [])]
+    inner = [each for name in ("layer", "hconcat", "concat") for each in spec.get(name, [])]
     inner += [spec["spec"]] if "spec" in spec else []
     return [found for each in inner for found in layers(each)] if inner else [spec]
 

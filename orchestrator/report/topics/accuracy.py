@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.figures.glance import strategies_at_a_glance
+from orchestrator.report.figures.dots import strategies_at_a_glance
 from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.findings.base import evidence, said
@@ -20,11 +19,6 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
-
-ACCURACIES = Scaling("accuracy", Q.accuracy, "Test accuracy", "test accuracy")
-STALENESSES = Scaling(
-    "staleness", Q.staleness_mean, "Staleness of gradients", "updates by others", in_overview=False
-)
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:
@@ -237,25 +231,28 @@ TOPIC = Topic(
         FigureKind(
             "strategies",
             "accuracy",
-            "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: "
-            "serial. An arrow is a value outside the axis. Colours are the same in all figures; the list "
-            "of strategies below names the file of each.",
-            lambda subject: strategies_at_a_glance(subject.view, subject.style),
+            "Sorted by accuracy. Means with 95% intervals. Grey line: serial. An arrow is a value outside "
+            "the axis. Colours are the same in all figures; the list of strategies below names the file of "
+            "each.",
+            strategies_at_a_glance,
             otherwise=measured(Q.accuracy),
             links_matter=False,
         ),
         over_nodes(
-            ACCURACIES,
+            "accuracy",
+            Q.accuracy,
             "accuracy",
             "Of the final weights, on the whole test split. An arrow with a number is a value outside the "
             "axis.",
             links_matter=False,
         ),
         over_nodes(
-            STALENESSES,
+            "staleness",
+            Q.staleness_mean,
             "accuracy",
             "Updates by other workers between a worker's pull of the weights and its push of a gradient, "
             "mean over all gradients. The number of nodes includes the server.",
+            in_overview=False,
         ),
     ),
 )

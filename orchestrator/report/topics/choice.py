@@ -16,7 +16,6 @@ from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.topics.speed import timed
-from orchestrator.report.topics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.topics.topic import Findings, Topic
 
 
@@ -139,18 +138,7 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
 def _accuracy_and_time(subject: Subject) -> Chart | None:
     """None where a time is not what ends a run: faults cost more than it, and a target ends it."""
     workload = subject.view.workload
-    if workload.faults or workload.target_accuracy is not None:
-        return None
-    return accuracy_and_time(subject.view.line_groups, subject.style)
-
-
-def _accuracy_over_time(subject: Subject) -> Chart | None:
-    """None for textbook optimizers, whose loss curves show more."""
-    workload = subject.view.workload
-    for pair in optimizer_pairs(subject.comparison):
-        if workload in (pair.textbook.workload, pair.library.workload):
-            return None
-    return accuracy_over_time(subject.view.line_groups, subject.style, subject.view.shape)
+    return None if workload.faults or workload.target_accuracy is not None else accuracy_and_time(subject)
 
 
 def _compared(view: WorkloadView) -> list[Group]:
@@ -164,7 +152,7 @@ TOPIC = Topic(
             "choice",
             "choice",
             "A point for each configuration, with its number of nodes (ranks, if nodes have several); a "
-            "line joins those that differ in nothing else. The bars are ranges over seeds.",
+            "line joins those that differ in nothing else. The bars are 95% intervals.",
             _accuracy_and_time,
             otherwise=fastest_and_most_accurate(lambda view: view.line_groups),
             partitioners="few",
@@ -175,7 +163,7 @@ TOPIC = Topic(
             "One point for each epoch that all seeds trained. If nodes train local models, points are "
             "their mean, and the last point is the averaged model. Evaluation is not included in the "
             "time.",
-            _accuracy_over_time,
+            accuracy_over_time,
             otherwise=fastest_and_most_accurate(_compared),
             partitioners="few",
         ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.maps import LabelMap, label_maps
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.label_maps import LabelMap, label_maps
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import said
 from orchestrator.report.formats import bits, count, percent
-from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import (
     SKEWED_BITS,
@@ -39,8 +39,9 @@ def unverified(comparison: Comparison) -> Findings:
             yield said(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
 
 
-def maps(view: WorkloadView) -> Chart | None:
+def maps(subject: Subject) -> Chart | None:
     """A map for each partition; of many, those at the view's shape. None without certificates."""
+    view = subject.view
     partitions = [(row, partition_summary_of(row)) for row in representatives(view.groups)]
     found = [
         LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row), row.seed)
@@ -90,7 +91,7 @@ TOPIC = Topic(
             "compared. Colours compare between maps of equally many nodes; an empty cell is no sample. JS "
             "divergence (bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a "
             "node and of the whole set: mean and maximum over nodes.",
-            lambda subject: maps(subject.view),
+            maps,
             otherwise=_skew,
             links_matter=False,
         ),

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_interval, time_interval
-from orchestrator.report.formats import ABSENT, points, probability
+from orchestrator.report.formats import ABSENT, count, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
-from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate
+from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate, same_gradient
 
 MOST = 5  # configurations
 
@@ -30,11 +30,13 @@ def options(
 
     chances: whether to show how probable each is.
     """
+    unequal = len({each.seeds for each in found}) > 1
     return tuple(
         option(
             view,
             each.group,
             claims,
+            notes=_notes(view, each, unequal),
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
         )
@@ -46,6 +48,19 @@ def shown(found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candid
     """Those that the headline names, serial, and the next most probable ones: each once."""
     serial = [each for each in found if each.group.serial]
     return list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
+
+
+def _notes(view: WorkloadView, each: Candidate, unequal: bool) -> list[str]:
+    """How many seeds an accuracy is from, and whose accuracy decides its chance, if it is another one's.
+
+    unequal: whether the configurations have different numbers of seeds.
+    """
+    group, other = each.group, each.counts_as
+    notes = [f"{count(each.seeds, 'seed')}{', dropped' if group.dropped else ''}"] if unequal else []
+    if Q.accuracy.mean_of(group) != Q.accuracy.mean_of(other):
+        why = "gradient" if same_gradient(group, other) else "computation"
+        notes.append(f"as {view.name(other)}: same {why}")
+    return notes
 
 
 def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
@@ -73,6 +88,7 @@ def option(
     time: Quantity = Q.train_s,
     difference: str = ABSENT,
     chance: str = ABSENT,
+    notes: Sequence[str] = (),
 ) -> Option:
     """A configuration with its numbers.
 
@@ -80,11 +96,12 @@ def option(
         time: the quantity that is shown as its time.
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
+        notes: on its accuracy.
     """
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, Q.accuracy, Q.accuracy.interval(group)),
+        _mean(group, Q.accuracy, Q.accuracy.interval(group), notes),
         difference,
         _mean(group, time, time_interval(time, group, claims)),
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
@@ -93,8 +110,11 @@ def option(
     )
 
 
-def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None) -> str:
+def _mean(
+    group: Group, quantity: Quantity, interval: Bounds | None = None, notes: Sequence[str] = ()
+) -> str:
     spread = quantity.over(group)
     if spread is None:
         return ABSENT
-    return quantity.write(spread.mean) + (f" ({span(*interval, quantity.write)})" if interval else "")
+    beside = ", ".join([*([span(*interval, quantity.write)] if interval else []), *notes])
+    return quantity.write(spread.mean) + (f" ({beside})" if beside else "")

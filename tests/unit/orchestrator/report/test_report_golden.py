@@ -26,7 +26,7 @@ from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.plots import Plot, draw
+from orchestrator.report.plots import Plot
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
@@ -59,6 +59,7 @@ from tests.unit.report_support import (
     in_parts,
     on_360_images,
     page_of,
+    plots_of,
     repeated,
     text_of,
     verdicts_of,
@@ -89,6 +90,7 @@ def data_parallel() -> list[RunResult]:
         ),
         *repeated("one_shot", around(0.41, 0.02), "accuracy", partitioner="contiguous", **mpi),
         *repeated("all_reduce", around(0.81, 0.02), "accuracy", partitioner="contiguous", **mpi),
+        *repeated("local_sgd", around(0.8, 0.02, 3), "accuracy", partitioner="contiguous", **mpi),
         a_run("async_parameter_server", staleness=[(0.5, 2), (1.5, 7)], **fields),
         a_run("all_reduce", lr_scaling="linear", accuracy=0.87, **mpi),
         a_run("local_sgd", lr_scaling="linear", accuracy=0.86, **mpi),
@@ -384,7 +386,7 @@ def one_of_each_kind(comparison: Comparison) -> list[Plot]:
         patch.setattr(
             "orchestrator.report.plots.FIGURES", {name: once(kind) for name, kind in FIGURES.items()}
         )
-        return draw(comparison)
+        return plots_of(comparison)
 
 
 # Findings are as in report.md, values as in numbers.txt, and runs and strategies are in no golden file.

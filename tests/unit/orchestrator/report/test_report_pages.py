@@ -25,7 +25,6 @@ from orchestrator.report import formats
 from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
-from orchestrator.report.plots import draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import (
@@ -60,6 +59,7 @@ from tests.unit.report_support import (
     finding_of,
     in_cluster_time,
     page_of,
+    plots_of,
     repeated,
     text_of,
     verdicts_of,
@@ -135,7 +135,7 @@ def test_the_page_escapes_text_from_files_and_loads_nothing(report: SweepPaths, 
     figures = {file.stem for file in report.plots.glob("*.svg")}
     assert page.tags.count("svg") == len(figures) == 8  # those of an earlier report are removed
     comparison = read_comparison(report)
-    shown = [replace(plot, note=EVIL) for plot in draw(a_comparison(SERIAL, FAST))[:1]]
+    shown = [replace(plot, note=EVIL) for plot in plots_of(a_comparison(SERIAL, FAST))[:1]]
     elements = Page(page_of(comparison, [], shown)).elements
     (label,) = [attributes["aria-label"] for tag, attributes in elements if tag == "svg"]
     assert (label or "").endswith(EVIL)
