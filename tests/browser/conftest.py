@@ -65,7 +65,7 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
             drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
         page = page_of(comparison, findings, claims, plots)
-        file.write_text(html.render(page, comparison, plots, drawings))
+        file.write_text(html.render(page, plots, drawings))
         return file
 
     return written_once(shared_folder / "golden-report", write)

@@ -27,12 +27,13 @@ from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import html, markdown
-from orchestrator.report.render.csv_tables import results_csv
+from orchestrator.report.render.csv_tables import result_lines
 from orchestrator.report.render.page import page_of as content_of
 from orchestrator.report.render.tables import Column, table_of
 from orchestrator.report.renderer import Drawings, Renderer
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Verdict, verdicts
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -336,7 +337,7 @@ def with_measured_link(run: RunResult, latency_s: float, bytes_per_s: float) -> 
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
-    return list(csv.DictReader(results_csv(comparison).splitlines()))
+    return list(csv.DictReader(csv_text(*result_lines(comparison)).splitlines()))
 
 
 def findings_of(comparison: Comparison, kind: str) -> list[Finding]:
@@ -410,14 +411,12 @@ def page_of(
     """The page with empty figures; plots: all of the comparison if not given."""
     shown = plots_of(comparison) if plots is None else plots
     page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
-    return html.render(page, comparison, shown, undrawn(shown))
+    return html.render(page, shown, undrawn(shown))
 
 
 def text_of(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] = ()) -> str:
     """report.md."""
-    return markdown.render(
-        content_of(comparison, findings, asked_by(comparison).decided(), plots), comparison
-    )
+    return markdown.render(content_of(comparison, findings, asked_by(comparison).decided(), plots))
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:

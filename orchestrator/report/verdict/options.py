@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_interval, time_interval
-from orchestrator.report.formats import ABSENT, count, points, probability
+from orchestrator.report.formats import ABSENT, JOIN, count, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -39,15 +39,26 @@ def options(
             notes=_notes(view, each, unequal),
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
+            first=each is named[0],
         )
-        for each in shown(found, named)
+        for each in shown(view, found, named)
     )
 
 
-def shown(found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the headline names, serial, and the next most probable ones: each once."""
+def shown(view: WorkloadView, found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
+    """Those that the headline names, and the next most probable ones; dropped ones and serial come last."""
+    rivals = {id(each): each for each in [*named[:MOST_NAMED], *found] if not each.group.serial}
     serial = [each for each in found if each.group.serial]
-    return list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
+    most = [*rivals.values()][: MOST - len(serial)]
+    most.sort(key=lambda each: (_dropped(view, each.group), -each.speed.probability))
+    return [*most, *serial]
+
+
+def _dropped(view: WorkloadView, group: Group) -> bool:
+    """Whether a sweep that adds seeds gave it fewer than others."""
+    dropped = view.stages.dropped if view.stages else {}
+    most = max(len(each.ok_rows) for each in view.groups)
+    return len(group.ok_rows) < most and any(row.key in dropped for row in group.rows)
 
 
 def _notes(view: WorkloadView, each: Candidate, unequal: bool) -> list[str]:
@@ -88,6 +99,7 @@ def option(
     time: Quantity = Q.train_s,
     difference: str = ABSENT,
     chance: str = ABSENT,
+    first: bool = False,
     notes: Sequence[str] = (),
 ) -> Option:
     """A configuration with its numbers.
@@ -96,8 +108,11 @@ def option(
         time: the quantity that is shown as its time.
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
+        first: whether it is the first that the headline names.
         notes: on its accuracy.
     """
+    run, seeds = group.first.run, len(group.ok_rows)
+    replicas = f"{run.replicas_in_step}{JOIN}×{JOIN}" if run.replicas_in_step > 1 else ""
     return Option(
         view.name(group),
         group.shape.label,
@@ -107,6 +122,10 @@ def option(
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
         _mean(group, Q.bytes_sent_per_rank),
         chance,
+        seeds,
+        f"{replicas}{run.batch_per_replica}",
+        "reference" if group.serial else "dropped" if _dropped(view, group) else "",
+        first,
     )
 
 

@@ -62,8 +62,9 @@ def to_target(view: WorkloadView, claims: Claims) -> Verdict:
             claims,
             Q.time_to_target_s,
             chance=probability(each.speed.probability) if chances else ABSENT,
+            first=each is first,
         )
-        for each in shown(found, named)
+        for each in shown(view, found, named)
     )
     surety = sentence("sure", data) if chances else ""
     headline, certainty = sentence("to_target", data), sentence("to_target_certainty", data)

@@ -23,7 +23,7 @@ from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import summary_lines
 from orchestrator.report.statistics.common_seeds import SeedFit
 from orchestrator.report.statistics.contrasts import Contrast
-from orchestrator.report.topics import asked_by, find
+from orchestrator.report.topics import asked_by, concluded, find
 from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.stages import DECIDED, Stages
@@ -253,12 +253,12 @@ def test_the_means_over_other_seeds_are_in_no_figure_and_in_one_finding() -> Non
     ddp, serial = (by_strategy(comparison)[name] for name in ("ddp", "serial"))
     own = fmean(Q.accuracy.values(ddp).values())
     of_runs = geometric_mean([row.speedup or 0.0 for row in ddp.ok_rows])
-    findings = find(comparison)
+    claims, findings = concluded(comparison)
     (stated,) = [finding for finding in findings if finding.kind == "common_seeds"]
     assert own in stated.data["own_accuracy"]
     assert Q.accuracy.mean_of(ddp) in stated.data["accuracy"]
     others = [finding.data for finding in findings if finding is not stated]
-    numbers = [*numbers_in(others), *numbers_in([plot.spec for plot in draw(comparison)])]
+    numbers = [*numbers_in(others), *numbers_in([plot.spec for plot in draw(comparison, claims)])]
     assert not [each for each in numbers if isclose(each, own) or isclose(each, of_runs)]
     assert any(isclose(each, Q.accuracy.mean_of(ddp)) for each in numbers)
     page = text_of(comparison, findings)

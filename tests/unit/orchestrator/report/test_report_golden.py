@@ -27,9 +27,9 @@ from orchestrator.report.findings.base import KINDS, Finding
 from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot
+from orchestrator.report.render.appendix import environments
 from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
-from orchestrator.report.render.environments import environments
-from orchestrator.report.render.filters import chips, filters
+from orchestrator.report.render.tools import chips, filters
 from orchestrator.report.topics import FIGURES, find
 from orchestrator.results.csv_text import csv_text
 from orchestrator.results.predictions import Asked, Predictions
@@ -479,8 +479,8 @@ def shortened(each: Any) -> Any:
 
 
 def lines_of_markdown(found: Golden) -> list[str]:
-    before, _, rest = found.markdown.partition("## Strategies\n")  # from the docstrings of strategies
-    return [*cleaned((before + rest[rest.index("## ") :]).splitlines())]
+    before, _, _ = found.markdown.partition("## Strategies\n")  # from the docstrings of strategies
+    return [*cleaned(before.splitlines())]
 
 
 def only_on_the_page(found: Golden) -> Iterator[str]:

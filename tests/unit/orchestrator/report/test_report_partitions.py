@@ -14,7 +14,7 @@ from orchestrator.report.figures.label_maps import MOST_LABELS, MOST_RANKS, Labe
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import model_partition as partition
-from orchestrator.report.render.chapters import chapters_of
+from orchestrator.report.render.results import result_sections
 from orchestrator.report.topics import asked_by
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -132,8 +132,8 @@ def test_memory_and_load_are_those_of_the_fullest_and_busiest_ranks() -> None:
 def test_a_model_is_divided_if_ranks_hold_less_of_it_or_of_its_optimizer() -> None:
     for parameters, divided in (([1000, 1000], False), ([960, 1000], False), ([500, 500], True)):
         comparison = a_comparison(WHOLE, in_parts(a_run("all_reduce", nodes=2), parameters))
-        (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
-        assert ("memory" in chapter.others) is divided
+        sections = result_sections(comparison, asked_by(comparison).decided())
+        assert ("model-partitioning" in {section.id for section in sections}) is divided
         assert partition.is_partitioned(comparison.groups) is divided
     for runs, size in (
         ([a_pipeline()], 1000),  # the sum of its stages

@@ -38,4 +38,5 @@ def test_fsdp_gathers_a_block_while_another_computes_also_after_an_evaluation(
         for step in steps:
             assert [kind for kind, _ in step] == [GATHER, WAIT, GATHER, WAIT, *backward]
             _, gathered, begins_to_gather, *_ = (cpu_s for _, cpu_s in step)
-            assert begins_to_gather > gathered
+            # If the block computed before the next gather begins, this would be a twentieth.
+            assert begins_to_gather > gathered / 4
