@@ -326,7 +326,9 @@ class Communicator(ABC):
         """
         import torch
 
-        own = torch.tensor([float(colour)], device=self.device)
+        # Ranks that compute nothing have tensors without values, but colours.
+        device = "cpu" if self.device == "meta" else self.device
+        own = torch.tensor([float(colour)], device=device)
         colours = self.all_gather(own).flatten().tolist()
         members: dict[float, list[int]] = {each: [] for each in sorted({*colours})}
         for rank, each in enumerate(colours):

@@ -79,6 +79,8 @@ class Strategy(Component):
     cuts_model: ClassVar[bool] = False
     # False: every rank trains on the whole training set.
     uses_partition: ClassVar[bool] = True
+    # The optimizers of its mathematics; empty: any.
+    optimizers: ClassVar[tuple[str, ...]] = ()
     # False: each rank has only a part of a layer's gradient.
     full_gradients: ClassVar[bool] = True
     # Ranks divide gradients or optimizer state among them, so each computes less if there are more.
@@ -101,7 +103,8 @@ class Strategy(Component):
     shares_model: ClassVar[bool] = False
     # False: steps exchange nothing over a transport, as with one average at the end or shared memory.
     exchanges_in_steps: ClassVar[bool] = True
-    # "epochs", "steps": after these, checkpoints can be taken, if replica and metrics are the whole state.
+    # "epochs", "steps": after these, checkpoints can be taken: all state is in the replica, or in
+    # `session.common_state` and `session.own_state`.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
     # Transports over which the other nodes continue when one is lost; empty: they cannot.
     elastic_transports: ClassVar[tuple[str, ...]] = ()

@@ -11,7 +11,7 @@ from trainer.aggregation.base import Aggregation
 from trainer.core.strategy import Uneven, Weighting
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica
-from trainer.training.session import Session
+from trainer.training.session import MEAN, Session
 
 
 def rounds(
@@ -19,10 +19,11 @@ def rounds(
     replica: Replica,
     state: SimpleNamespace,
     local_steps: int,
-    weighting: Weighting,
+    weighting: Weighting | None,
     uneven: Uneven,
-    aggregation: Aggregation,
+    aggregation: Aggregation = MEAN,
     step: Callable[[Batch], None] | None = None,
+    exchange: Callable[[], Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Train in rounds. The caller sets the weights with which the next round starts.
 
@@ -34,9 +35,10 @@ def rounds(
         local_steps: the steps of a round.
         weighting, uneven, aggregation: parameters of the strategy.
         step: takes a local step; None: one of the run's optimizer.
+        exchange: what the ranks exchange after a round; None: their weights, for the average.
 
     Yields:
-        What the ranks' weights become after each round, shape (parameters + buffers,).
+        What the exchange brings; the average has shape (parameters + buffers,).
     """
 
     def plain_step(batch: Batch) -> None:
@@ -45,11 +47,9 @@ def rounds(
 
     def mean() -> Tensor:
         weight = session.averaging_weight(weighting)
-        found = session.aggregate(replica.weights(), weight, aggregation)
-        session.averaged()
-        return found
+        return session.aggregate(replica.weights(), weight, aggregation)
 
-    take = step or plain_step
+    take, bring = step or plain_step, exchange or mean
     for epoch in session.epochs(evaluate="average", weighting=weighting, aggregation=aggregation):
         for batch in session.synchronous_batches(epoch, uneven):
             if batch.samples:
@@ -57,7 +57,9 @@ def rounds(
             state.steps += 1
             last = epoch == session.spec.epochs and batch.step == batch.steps
             if state.steps == local_steps or last:
-                yield mean()
+                brought = bring()
+                session.averaged()
+                yield brought
                 state.steps = 0
     if state.steps:
         replica.set_weights(mean())

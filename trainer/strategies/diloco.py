@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
 from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class DiLoCo(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")
     outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")

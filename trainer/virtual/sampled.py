@@ -64,6 +64,8 @@ class SampledCommunicator(VirtualCommunicator):
         self._meet(Kind.ALL_REDUCE, buffer.nbytes)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
+        if not buffer.is_meta:
+            return super()._all_gather(buffer)
         self._meet(Kind.ALL_GATHER, buffer.nbytes)
         return buffer.new_empty(self.size, len(buffer))
 

@@ -65,7 +65,14 @@ SPECIAL: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     # Of two pairs of layers, the second exchanges in the backward pass.
     "tensor_parallel": ({}, 3, {"model": {"name": "mlp", "hidden": [9, 8, 7]}}),
     "local_sgd": ({"optimizer_state": "average"}, 3, {}),
+    "hierarchical_sgd": ({"local_steps": 2, "group_averages": 2}, 4, {}),
     "gossip": (ABSENT, 5, {}),
+    "push_sum": ({"graph": "random", "overlap": 2}, 5, {}),
+    "sparta": ({"delay": 2}, 3, {}),
+    "noloco": ({"local_steps": 2}, 5, {}),
+    "elastic_averaging": ({"local_steps": 2}, 3, {}),
+    "scaffold": ({"local_steps": 2}, 3, {"optimizer": "sgd"}),
+    "fednova": ({"local_steps": 3}, 3, {"optimizer": "momentum"}),
     "diloco": ({"local_steps": 2, **ABSENT}, 5, {}),
     "fedprox": ({"local_steps": 2, **ABSENT}, 5, {}),
 }
