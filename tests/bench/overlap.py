@@ -59,15 +59,15 @@ def main() -> None:
         found = {
             runtime: means(file, Path(directory) / runtime, runtime) for runtime in ("docker", "virtual")
         }
-    print("seconds                                              containers             virtual nodes")
-    print("  strategy                     link             wall exchange cluster hidden  cluster hidden")
+    print(f"seconds{' ' * 57}containers{' ' * 18}virtual nodes")
+    print(f"  {'strategy':40} {'link':18}    wall exchange cluster hidden cluster hidden")
     for name, real in found["docker"].items():
         virtual = found["virtual"].get(name, {})
         exchange_s = real["communicate_s"] + real["wait_s"]
         cells = [real["train_s"], exchange_s, real["cluster_s"], real["hidden_s"]]
         cells += [virtual.get("cluster_s"), virtual.get("hidden_s")]
         shown = " ".join("      –" if cell is None else f"{cell:7.3f}" for cell in cells)
-        print(f"  {name[0]:28} {name[1]:16} {shown}")
+        print(f"  {name[0]:40} {name[1]:18} {shown}")
 
 
 def means(file: Path, out: Path, runtime: str) -> dict[tuple[str, str], dict[str, float]]:
