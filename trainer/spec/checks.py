@@ -302,6 +302,12 @@ def optimizer(run: RunFields) -> CheckError:
             f"{{optimizer}} {reason}; allowed: another strategy, such as all_reduce",
             {"optimizer": run.name_of("optimizer"), "strategy": run.name_of("strategy")},
         )
+    if strategy.trains and (unfit := run.optimizer.validation_error(run.model)):
+        return PydanticCustomError(
+            "optimizer",
+            f"{{optimizer}} {unfit}; allowed: another optimizer, such as adamw, or another model",
+            {"optimizer": run.name_of("optimizer"), "model": run.name_of("model")},
+        )
     if strategy.full_gradients or not run.optimizer.layerwise:
         return None
     allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).layerwise]

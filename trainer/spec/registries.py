@@ -104,6 +104,8 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "novograd": "trainer.optimizers.novograd:NovoGrad",
         "lars": "trainer.optimizers.lars:Lars",
         "lamb": "trainer.optimizers.lamb:Lamb",
+        "lion": "trainer.optimizers.lion:Lion",
+        "muon": "trainer.optimizers.muon:Muon",
         "textbook_sgd": "trainer.optimizers.textbook_sgd:TextbookSgd",
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
