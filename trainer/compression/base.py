@@ -97,6 +97,26 @@ class ErrorFeedback(Compressor):
         gradient.copy_(self._decoded_sum(messages).div_(self.comm.size))
         self.residual = self.residual if lr else earlier
 
+    def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
+        """About Σ wᵢ vᵢ / Σ wᵢ over all ranks i, each with its `values` v, shape (n,), and `weight` w ≥ 0.
+
+        Messages have one float32 more: the weight. A rank of weight 0 keeps its residual for its next
+        message. Where all weights are 0, the mean is 0. The result has the same bits on every rank.
+        """
+        import torch
+
+        with self.comm.clock.phase("compute"):
+            earlier = self.residual
+            self.residual = earlier + values
+            message = self.encode(self.residual)
+            self.residual -= self._decoded_sum([message])
+            self.residual = self.residual if weight else earlier
+            messages = self.comm.all_gather(torch.cat([message, values.new_tensor([weight])]))
+            total, weights = torch.zeros_like(values), messages[:, -1]
+            for each, own in zip(weights, messages, strict=True):
+                total += each * self._decoded_sum([own[:-1]])
+            return total / weights.sum() if weights.any() else torch.zeros_like(values)
+
     def _decoded_sum(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
         """The sum of the decoded messages: float32 of shape (n,)."""
         total = self.residual.new_zeros(self.residual.shape)

@@ -23,6 +23,7 @@ def rounds(
     uneven: Uneven,
     aggregation: Aggregation,
     step: Callable[[Batch], None] | None = None,
+    exchange: Callable[[Tensor, float], Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Train in rounds. The caller sets the weights with which the next round starts.
 
@@ -34,6 +35,7 @@ def rounds(
         local_steps: the steps of a round.
         weighting, uneven, aggregation: parameters of the strategy.
         step: takes a local step; None: one of the run's optimizer.
+        exchange: what a rank's weights become after a round, by its weight; None: `session.aggregate`.
 
     Yields:
         What the ranks' weights become after each round, shape (parameters + buffers,).
@@ -43,13 +45,15 @@ def rounds(
         replica.backward(batch)
         replica.step()
 
-    def mean() -> Tensor:
-        weight = session.averaging_weight(weighting)
-        found = session.aggregate(replica.weights(), weight, aggregation)
+    def plain_exchange(weights: Tensor, weight: float) -> Tensor:
+        return session.aggregate(weights, weight, aggregation)
+
+    def averaged(by: Callable[[Tensor, float], Tensor]) -> Tensor:
+        found = by(replica.weights(), session.averaging_weight(weighting))
         session.averaged()
         return found
 
-    take = step or plain_step
+    take, by = step or plain_step, exchange or plain_exchange
     for epoch in session.epochs(evaluate="average", weighting=weighting, aggregation=aggregation):
         for batch in session.synchronous_batches(epoch, uneven):
             if batch.samples:
@@ -57,7 +61,7 @@ def rounds(
             state.steps += 1
             last = epoch == session.spec.epochs and batch.step == batch.steps
             if state.steps == local_steps or last:
-                yield mean()
+                yield averaged(by)
                 state.steps = 0
     if state.steps:
-        replica.set_weights(mean())
+        replica.set_weights(averaged(plain_exchange))

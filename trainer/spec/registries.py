@@ -141,6 +141,8 @@ COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
     {
         "none": "trainer.compression.none:NoneCompression",
         "fp16": "trainer.compression.fp16:Fp16",
+        "int8": "trainer.compression.integers:Int8",
+        "int4": "trainer.compression.integers:Int4",
         "top_k": "trainer.compression.top_k:TopK",
         "sign": "trainer.compression.sign:Sign",
         "power_sgd": "trainer.compression.power_sgd:PowerSgd",

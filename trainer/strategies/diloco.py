@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import Field
 
+from trainer.aggregation.mean import MeanAggregation
+from trainer.compression.base import Compression, ErrorFeedback
+from trainer.compression.none import NoneCompression
 from trainer.core.participation import Participants, Rounds
+from trainer.core.registry import ComponentRegistry
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
 from trainer.spec.parameters import AggregationRule
+from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.models.base import Model
     from trainer.training.session import Session
+
+# Those whose messages can have weights.
+CODECS: ComponentRegistry[Compression] = ComponentRegistry(
+    "compression of diloco",
+    {name: COMPRESSIONS.entries[name] for name in ("none", "int8", "int4", "top_k", "sign")},
+)
 
 
 class DiLoCo(Strategy):
@@ -32,6 +44,9 @@ class DiLoCo(Strategy):
     it is Lookahead with momentum. A round that the end of the run cuts short ends with an outer step; a
     round that the target accuracy cuts short ends with the average that reached it.
 
+    compression: how the changes θ − θ_i are sent, with error feedback. For n parameters a rank sends the
+    bytes of the compression and 4(P−1) for n_i.
+
     The outer step moves parameters; buffers (BatchNorm statistics) become their average.
 
     Source: Douillard et al. 2023, "Distributed Low-Communication Training", Alg. 1.
@@ -47,6 +62,9 @@ class DiLoCo(Strategy):
     weighting: Weighting = "size"
     aggregation: AggregationRule = Field("mean", validate_default=True)
     uneven: Uneven = "join"
+    compression: Annotated[Compression, CODECS] = Field(
+        "none", validate_default=True, description="how the changes of the weights are compressed"
+    )
 
     @property
     def rounds(self) -> Rounds | None:
@@ -56,7 +74,18 @@ class DiLoCo(Strategy):
     def updates_use_global_batch(self) -> bool:
         return self.local_steps == 1
 
+    @property
+    def not_checkpointed(self) -> str | None:
+        return self.compression.not_checkpointed
+
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        if isinstance(self.compression, NoneCompression) or isinstance(self.aggregation, MeanAggregation):
+            return None
+        return "compression needs the mean of what the ranks send; allowed: aggregation: mean"
+
     def train(self, session: Session) -> None:
+        import torch
+
         from trainer.parallel.rounds import rounds
 
         replica = session.replica()
@@ -66,7 +95,21 @@ class DiLoCo(Strategy):
         start = replica.weights()
         round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
         of_rounds = self.local_steps, self.weighting, self.uneven, self.aggregation
-        for mean in rounds(session, replica, round_, *of_rounds):
+        compressor: ErrorFeedback | None = None
+        if session.comm.size > 1 and not isinstance(self.compression, NoneCompression):
+            built = self.compression.build(session.comm, replica.shapes, session.task.rngs)
+            compressor = cast("ErrorFeedback", built)
+
+        def compressed(weights: Tensor, weight: float) -> Tensor:
+            assert compressor  # noqa: S101  (else it is not called)
+            parameters, buffers = weights[:n], weights[n:]
+            mean = round_.start[:n] - compressor.weighted_mean(round_.start[:n] - parameters, weight)
+            if len(buffers):
+                buffers = session.comm.weighted_mean(buffers, weight)
+            return torch.cat([mean, buffers])
+
+        exchange = compressed if compressor else None
+        for mean in rounds(session, replica, round_, *of_rounds, exchange=exchange):
             with session.clock.phase("compute"):
                 chosen = self.outer_lr, self.outer_momentum
                 outer_step(round_.start[:n], mean[:n], round_.velocity, *chosen)

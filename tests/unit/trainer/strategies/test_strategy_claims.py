@@ -42,6 +42,9 @@ ACCEPTED: list[tuple[Any, int, str]] = [
     (AVERAGE, 4, ""),
     ({**AVERAGE, "participation": HALF}, 4, "allowed: keep, reset"),
     ({**AVERAGE, "aggregation": "median"}, 4, "aggregation: mean"),
+    ({"name": "diloco", "compression": "int4"}, 4, ""),
+    ({"name": "diloco", "aggregation": "median"}, 4, ""),
+    ({"name": "diloco", "compression": "int4", "aggregation": "median"}, 4, "aggregation: mean"),
 ]
 
 
