@@ -115,7 +115,7 @@ class ErrorFeedback(Compressor):
             total, weights = torch.zeros_like(values), messages[:, -1]
             for each, own in zip(weights, messages, strict=True):
                 total += each * self._decoded_sum([own[:-1]])
-            return total / weights.sum() if weights.any() else torch.zeros_like(values)
+            return total / weights.sum().clamp(min=1e-30)
 
     def _decoded_sum(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
         """The sum of the decoded messages: float32 of shape (n,)."""

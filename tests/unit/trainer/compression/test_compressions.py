@@ -229,7 +229,7 @@ def test_integers_keep_zeros_and_pass_on_what_is_not_finite(name: str) -> None:
         bad = values.clone()
         bad[300] = wrong
         (mean,) = means_of(COMPRESSIONS.parse(name), [[bad, values]], [Size([517])])
-        assert mean[:256].abs().sum() <= 1.4e-44
+        assert ((mean[:256] >= 0) & (mean[:256] <= values[:256])).all()
         assert not mean[256:512].isfinite().any()
         torch.testing.assert_close(mean[512:], torch.ones(5))
 

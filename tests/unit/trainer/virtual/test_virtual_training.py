@@ -89,6 +89,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     attack = {"nodes": [-1], "attack": {"name": "little_is_enough", "z": 1.0}}
     attacked = {"partitioner": "quantity", "byzantine": attack}
     yield "krum", Case({"name": "parameter_server", "aggregation": "krum"}, 7, attacked)
+    outer = {"name": "diloco", "local_steps": 2, "compression": "int4", **ABSENT}
+    yield "int4", Case(outer, 5, {"partitioner": "quantity"})
 
 
 CASES = dict(cases())
