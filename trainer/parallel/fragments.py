@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.comm.nonblocking import Request
+from trainer.compression.base import ErrorFeedback
 from trainer.training.replica import Replica
 from trainer.training.trained import trained_parameters
 
@@ -23,6 +24,7 @@ class Fragment:
         outer: its weights after the last outer step, shape (n,).
         velocity: that of the outer steps, shape (parameters,).
         samples: on which the rank has trained since its last average.
+        compressor: of what the rank sends of it, if that is compressed.
         request: the average that is on its way, since inner step `sent_at`.
     """
 
@@ -31,6 +33,7 @@ class Fragment:
     outer: Tensor
     velocity: Tensor
     samples: int = 0
+    compressor: ErrorFeedback | None = None
     request: Request | None = None
     sent_at: int = 0
 

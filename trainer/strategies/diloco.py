@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import Field
@@ -16,14 +17,14 @@ from trainer.spec.parameters import AggregationRule
 from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Size, Tensor
 
     from trainer.models.base import Model
     from trainer.training.session import Session
 
 # Those whose messages can have weights.
 CODECS: ComponentRegistry[Compression] = ComponentRegistry(
-    "compression of diloco",
+    "compression of changes",
     {name: COMPRESSIONS.entries[name] for name in ("none", "int8", "int4", "top_k", "sign")},
 )
 
@@ -45,7 +46,7 @@ class DiLoCo(Strategy):
     round that the target accuracy cuts short ends with the average that reached it.
 
     compression: how the changes θ − θ_i are sent, with error feedback. For n parameters a rank sends the
-    bytes of the compression and 4(P−1) for n_i.
+    bytes of the compression and 4(P−1) for n_i, and changes of buffers as they are.
 
     The outer step moves parameters; buffers (BatchNorm statistics) become their average.
 
@@ -84,8 +85,6 @@ class DiLoCo(Strategy):
         return "compression needs the mean of what the ranks send; allowed: aggregation: mean"
 
     def train(self, session: Session) -> None:
-        import torch
-
         from trainer.parallel.rounds import rounds
 
         replica = session.replica()
@@ -95,18 +94,12 @@ class DiLoCo(Strategy):
         start = replica.weights()
         round_ = session.common_state(start=start, velocity=start.new_zeros(n), steps=0)
         of_rounds = self.local_steps, self.weighting, self.uneven, self.aggregation
-        compressor: ErrorFeedback | None = None
-        if session.comm.size > 1 and not isinstance(self.compression, NoneCompression):
-            built = self.compression.build(session.comm, replica.shapes, session.task.rngs)
-            compressor = cast("ErrorFeedback", built)
+        compressor = built(self.compression, session, replica.shapes)
 
         def compressed(weights: Tensor, weight: float) -> Tensor:
             assert compressor  # noqa: S101  (else it is not called)
-            parameters, buffers = weights[:n], weights[n:]
-            mean = round_.start[:n] - compressor.weighted_mean(round_.start[:n] - parameters, weight)
-            if len(buffers):
-                buffers = session.comm.weighted_mean(buffers, weight)
-            return torch.cat([mean, buffers])
+            start: Tensor = round_.start
+            return start - compressor.weighted_mean(start - weights, weight)
 
         exchange = compressed if compressor else None
         for mean in rounds(session, replica, round_, *of_rounds, exchange=exchange):
@@ -115,6 +108,13 @@ class DiLoCo(Strategy):
                 outer_step(round_.start[:n], mean[:n], round_.velocity, *chosen)
                 round_.start[n:] = mean[n:]
                 replica.set_weights(round_.start)
+
+
+def built(compression: Compression, session: Session, shapes: Sequence[Size]) -> ErrorFeedback | None:
+    """The compressor of a rank; None if it sends weights as they are, or sends nothing."""
+    if session.comm.size == 1 or isinstance(compression, NoneCompression):
+        return None
+    return cast("ErrorFeedback", compression.build(session.comm, shapes, session.task.rngs))
 
 
 def outer_step(start: Tensor, mean: Tensor, velocity: Tensor, lr: float, momentum: float) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
+from trainer.compression.base import Compression
 from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
-from trainer.strategies.diloco import outer_step
+from trainer.strategies.diloco import CODECS, built, outer_step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trainer.comm.nonblocking import Request
     from trainer.models.base import Model
     from trainer.parallel.fragments import Fragment
     from trainer.training.replica import Replica
@@ -35,7 +37,8 @@ class StreamingDiLoCo(Strategy):
     have neighbours. The last one has the buffers (BatchNorm statistics), which become their average. After
     the last inner step every fragment takes an outer step without mixing, with the average that is on its
     way if there is one, so the ranks end with the same weights. n_i: the samples of a rank since the
-    fragment's last average, or 1, see `weighting`.
+    fragment's last average, or 1, see `weighting`. compression: how the changes θ − θ_i of a fragment are
+    sent, as in `diloco`; `sign` has one scale for a fragment.
 
     Source: Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Alg. 2, Sec. 2.2.
     """
@@ -55,6 +58,13 @@ class StreamingDiLoCo(Strategy):
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+    compression: Annotated[Compression, CODECS] = Field(
+        "none", validate_default=True, description="how the changes of the weights are compressed"
+    )
+
+    @property
+    def not_checkpointed(self) -> str | None:
+        return self.compression.not_checkpointed
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if self.overlap * self.fragments >= self.local_steps:
@@ -67,11 +77,15 @@ class StreamingDiLoCo(Strategy):
         return None
 
     def train(self, session: Session) -> None:
+        from torch import Size
+
         from trainer.parallel.fragments import fragments
 
         replica = session.replica()
         session.start(replica)
         parts = fragments(replica, self.fragments, self.fragments_of)
+        for part in parts:
+            part.compressor = built(self.compression, session, [Size([part.parameters])])
         steps, ended = 0, False
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
             for batch in session.synchronous_batches(epoch, self.uneven):
@@ -102,17 +116,28 @@ class StreamingDiLoCo(Strategy):
         """Start to average a fragment, or average it at once."""
         own, n = part.of(replica.weights()), part.samples if self.weighting == "size" else 1
         part.samples = 0
-        if self.overlap and not ended:
-            part.request, part.sent_at = session.comm.iweighted_mean(own, n), step
+        comm, overlaps = session.comm, self.overlap and not ended
+        if part.compressor:
+            message = part.compressor.message(part.outer - own, n)
+            found = comm.iall_gather(message) if overlaps else comm.all_gather(message)
         else:
-            self._outer_step(session, replica, part, session.comm.weighted_mean(own, n), ended)
+            found = comm.iweighted_mean(own, n) if overlaps else comm.weighted_mean(own, n)
+        if overlaps:
+            part.request, part.sent_at = cast("Request", found), step
+        else:
+            self._outer_step(session, replica, part, cast("Tensor", found), ended)
 
     def _outer_step(
         self, session: Session, replica: Replica, part: Fragment, mean: Tensor, ended: bool
     ) -> None:
-        """Move a fragment along the mean change of the ranks, and mix it into this rank's weights."""
+        """Move a fragment along the mean change of the ranks, and mix it into this rank's weights.
+
+        mean: of the ranks' weights; their messages, if what they send is compressed.
+        """
+        n = part.parameters
+        if part.compressor:
+            mean = part.outer - part.compressor.mean_of(mean, len(part.outer) - n)
         with session.clock.phase("compute"):
-            n = part.parameters
             outer_step(part.outer[:n], mean[:n], part.velocity, self.outer_lr, self.outer_momentum)
             part.outer[n:] = mean[n:]
             mixed, mixing = part.outer.clone(), 0.0 if ended else self.mixing

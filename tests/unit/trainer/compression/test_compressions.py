@@ -237,11 +237,17 @@ def test_integers_keep_zeros_and_pass_on_what_is_not_finite(name: str) -> None:
 DILOCO = {"name": "diloco", "local_steps": 5}
 
 
-def test_diloco_that_sends_all_changes_is_diloco() -> None:
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {**DILOCO, "participation": {"schedule": [[0, 1], [1, 2]]}},
+        {**DILOCO, "name": "streaming_diloco", "overlap": 2},
+    ],
+)
+def test_diloco_that_sends_all_changes_is_diloco(plain: dict[str, Any]) -> None:
     """With BatchNorm, parts of unequal size, and a rank that does not take part in each round."""
     of = {"partitioner": {"name": "quantity"}, "model": {"name": "wide_resnet", "widen": 1}}
     of |= {"dataset": {"name": "synthetic", "samples": 60, "height": 8, "width": 8}, "lr": 0.01}
-    plain = {**DILOCO, "participation": {"schedule": [[0, 1], [1, 2]]}}
     all_sent = {**plain, "compression": {"name": "top_k", "ratio": 1.0}}
     found, expected = (train(strategy, 3, **of) for strategy in (all_sent, plain))
     assert found.same_weights
