@@ -38,6 +38,7 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "mnist": "trainer.data.datasets.mnist:Mnist",
         "fashion_mnist": "trainer.data.datasets.mnist:FashionMnist",
         "cifar10": "trainer.data.datasets.cifar10:Cifar10",
+        "cifar100": "trainer.data.datasets.cifar10:Cifar100",
         "iris": "trainer.data.datasets.tables:Iris",
         "wine": "trainer.data.datasets.tables:Wine",
         "breast_cancer": "trainer.data.datasets.tables:BreastCancer",
