@@ -172,7 +172,7 @@ class Results:
         from orchestrator.report.plots import draw
 
         comparison = with_timelines(SweepPaths(self.directory), self._comparison)
-        return {plot.name: _figure(plot) for plot in draw(comparison)}
+        return {plot.name: _figure(plot) for plot in draw(comparison, self._concluded[0])}
 
     def to_pandas(self) -> pandas.DataFrame:
         """`runs` as a data frame. Raises ImportError without pandas."""

@@ -247,19 +247,19 @@ def compare(
     ] = None,
 ) -> None:
     """Compare the runs that results directories have in common."""
-    from orchestrator.commands.compare import Comparing, check_page
+    from orchestrator.commands.compare import check_page, compared, lines_of, write_page
     from orchestrator.report.directory_comparison.limits import Limits
 
     limits = None if fail_on is None else Limits.parse(fail_on)
     for file in out or ():
         check_page(file)
-    found, console = Comparing.of(directories), text_console()
-    for line in (*found.lines(), *found.remarks()):
+    found, console = compared(directories), text_console()
+    for line in lines_of(found):
         console.print(line)
     for file in out or ():
-        found.write(file)
+        write_page(found, file)
         console.print(f"wrote {file}")
-    if limits and (broken := found.broken(limits)):
+    if limits and (broken := limits.broken(found)):
         for each in broken:
             console.print(f"--fail-on: {each}")
         raise typer.Exit(FAILED)

@@ -53,6 +53,7 @@ def draw_picture(results: Path = RESULTS) -> str:
     from orchestrator.report.figures.vega import svg_file, svg_of
     from orchestrator.report.model.comparison import compare
     from orchestrator.report.plots import draw
+    from orchestrator.report.topics import asked_by
 
     try:
         known = Results.model_validate_json(read_regular(results))
@@ -65,7 +66,7 @@ def draw_picture(results: Path = RESULTS) -> str:
             f"{results}: not of this version; run: make picture ARGS=RESULTS_DIR ({error})"
         ) from error
     comparison = compare(known.sweep, list(known.runs.items()), clusters=known.clusters)
-    plots = {plot.name: plot for plot in draw(comparison)}
+    plots = {plot.name: plot for plot in draw(comparison, asked_by(comparison).decided())}
     if missing := [name for name in FIGURES if name not in plots]:
         raise InputError(f"{results}: no figure {', '.join(missing)}; there are {', '.join(plots)}")
     shown = [plots[name] for name in FIGURES]

@@ -52,9 +52,10 @@ CLASSES = {
             "Begin": "replica start",
             "Epochs and batches": "epochs synchronous_batches batches synchronous_steps steps steps_taken",
             "Averages of weights": "averaging_weight aggregate averaged evaluate_final_weights",
+            "State that checkpoints contain": "common_state own_state restarting",
         },
-        "takes_plain_mean sent_gradient aggregate_gradients samples_in_step common_state is_server "
-        "server_steps report_staleness",
+        "takes_plain_mean sent_gradient aggregate_gradients samples_in_step is_server server_steps "
+        "report_staleness",
     ),
     "Batch": Described("training/loader.py", "batch", {"Samples": "samples share"}),
     "Replica": Described(
@@ -68,7 +69,8 @@ CLASSES = {
         "comm/base.py",
         "comm",
         {
-            "Collectives": "all_reduce weighted_mean all_gather all_to_all gather broadcast shift barrier",
+            "Collectives": "all_reduce weighted_mean all_gather all_to_all reduce_scatter gather broadcast "
+            "shift barrier",
             "Beside the computation": "iall_reduce iweighted_mean iall_gather ireduce_scatter ibroadcast "
             "ishift",
             "From rank to rank": "send recv isend irecv",
@@ -81,7 +83,7 @@ CLASSES = {
 
 # Few strategies need these, so they are only named.
 _FEW = """elastic_transports layouts autocasts needs_thread cuts_model full_gradients shards_state
-alike_between_rounds overlaps_backward evaluates_together exchanges_in_steps uses_replica forks
+alike_between_rounds optimizers overlaps_backward evaluates_together exchanges_in_steps uses_replica forks
 shares_model attributes_stragglers untraced caveat trains"""
 # What a strategy declares, by how many strategies need it, with the law of `check` that tries it.
 DECLARED: dict[str, dict[str, str]] = {

@@ -291,8 +291,8 @@ def labels_csv(previews: Sequence[PartitionPreview]) -> str:
 
 
 def _figure(previews: Sequence[PartitionPreview]) -> str:
-    # Imported here: Altair is slow to load, and the tables do not need it.
-    from orchestrator.report.figures.maps import LabelMap, label_maps
+    # Imported here: the tables do not need it.
+    from orchestrator.report.figures.label_maps import LabelMap, label_maps
     from orchestrator.report.figures.vega import svg_file, svg_of
     from orchestrator.report.model.labels import ClusterShape
 

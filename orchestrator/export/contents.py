@@ -14,8 +14,7 @@ from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.labels import as_written
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
-from orchestrator.report.render.csv_tables import epoch_lines, result_lines, summary_lines
-from orchestrator.report.render.csv_values import Value
+from orchestrator.report.render.csv_tables import Value, epoch_lines, result_lines, summary_lines
 from orchestrator.results.store import SweepPaths
 from trainer.spec.run_spec import RunSpec
 

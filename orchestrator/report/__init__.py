@@ -46,27 +46,32 @@ def _write(paths: SweepPaths, renderer: Renderer) -> Written:
     from orchestrator.report.model.timelines import with_timelines
     from orchestrator.report.plots import draw
     from orchestrator.report.render import html, markdown
-    from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
+    from orchestrator.report.render.csv_tables import column_lines, epoch_lines, result_lines, summary_lines
     from orchestrator.report.render.page import page_of
-    from orchestrator.report.topics import concluded
+    from orchestrator.report.topics import asked_by
+    from orchestrator.results.csv_text import csv_text
 
     check_no_link(paths.plots)
     comparison = with_timelines(paths, read_comparison(paths))
-    plots = draw(comparison)
+    asked = asked_by(comparison)
+    claims = asked.decided()
+    plots = draw(comparison, claims)
     drawn = renderer.draw([plot.spec for plot in plots])
-    claims, findings = concluded(comparison)
+    findings = asked.findings(claims)
     page = page_of(comparison, findings, claims, plots)
-    write_atomic(paths.summary, summary_csv(comparison, claims))
-    write_atomic(paths.csv, results_csv(comparison))
-    write_atomic(paths.epochs_csv, epochs_csv(comparison))
-    write_atomic(paths.columns, columns_csv())
+    for file, lines in (
+        (paths.summary, summary_lines(comparison, claims)),
+        (paths.csv, result_lines(comparison)),
+        (paths.epochs_csv, epoch_lines(comparison)),
+        (paths.columns, column_lines()),
+    ):
+        write_atomic(file, csv_text(*lines))
     write_atomic(paths.findings, findings_json(findings))
-    write_atomic(paths.markdown, markdown.render(page, comparison))
+    write_atomic(paths.markdown, markdown.render(page))
     drawings = drawn.result()
     for plot, svg in zip(plots, drawings.svgs, strict=True):
         write_atomic(paths.plots / f"{plot.name}.svg", svg_file(svg, plot.heading))
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
-    write_atomic(paths.html, html.render(page, comparison, plots, drawings))
-    headlines = [each.headline for each in page.verdicts]
-    return Written(page.disturbance, headlines, unequal_conditions(comparison))
+    write_atomic(paths.html, html.render(page, plots, drawings))
+    return Written(page.disturbed, page.headlines, unequal_conditions(comparison))

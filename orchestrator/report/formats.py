@@ -5,6 +5,7 @@ A no-break space joins a number and its unit. An en dash stands for an absent va
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import floor, log10
 
 ABSENT = "–"
@@ -121,3 +122,8 @@ def first_few(items: list[str], most: int = 4) -> str:
     """`a, b, c, d and 3 more`: the first `most`, and the number of the rest if these are several."""
     more = len(items) - most
     return listed(items if more <= 1 else [*items[:most], f"{more} more"])
+
+
+def by_value(names: Mapping[str, list[str]]) -> str:
+    """`32 (serial), 96 (ddp and gossip)`: each value with the names that have it."""
+    return ", ".join(f"{value} ({listed(of)})" for value, of in names.items())

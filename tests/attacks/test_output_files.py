@@ -39,7 +39,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(RunOptions, "execute", worked)
     monkeypatch.setattr(course, "submissions_of", worked)
-    monkeypatch.setattr(compare.Comparing, "of", worked)
+    monkeypatch.setattr(compare, "compared", worked)
     monkeypatch.setattr(partitions, "preview", worked)
 
 

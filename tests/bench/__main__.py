@@ -5,8 +5,19 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-PARTS = ("step", "claims", "clock", "collectives", "replay", "report", "traffic", "links", "engines")
-ON_REQUEST = ("predict", "plan")  # take minutes
+PARTS = (
+    "step",
+    "claims",
+    "clock",
+    "collectives",
+    "replay",
+    "report",
+    "traffic",
+    "links",
+    "overlap",
+    "engines",
+)
+ON_REQUEST = ("overlap", "predict", "plan")  # take minutes
 OTHER_NAMES = {"bytes": "traffic"}
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.topics import asked_by
 from orchestrator.report.verdict import verdicts
 from orchestrator.report.verdict.candidates import candidates
@@ -52,6 +53,7 @@ class Cell:
         drift: how much longer the last run takes than the first, as a share.
         outliers: whether values have those of Student's t.
         staged: whether seeds are added until the choice is decided.
+        dropped: how many strategies get no more seeds after the first five: those measured least accurate.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Cell:
     drift: float = 0.0
     outliers: bool = False
     staged: bool = False
+    dropped: int = 0
 
 
 CELLS = (
@@ -77,6 +80,10 @@ CELLS = (
     Cell("drift of 20%", 5, drift=0.2),
     Cell("staged", 12, of_seed=0.008, staged=True),
     Cell("staged, drift of 20%", 12, of_seed=0.008, drift=0.2, staged=True),
+    Cell("staged, tenfold", 12, of_seed=0.008, unequal=10, staged=True),
+    Cell("two dropped", 12, dropped=2),
+    Cell("two dropped, seeds", 12, of_seed=0.008, dropped=2),
+    Cell("two dropped, tenfold", 12, of_seed=0.008, unequal=10, dropped=2),
 )
 TRADE = Cell("four equal rivals", 8, 0.008, 0.02)
 LESS_ACCURATE = (-0.009, -0.011)
@@ -180,6 +187,12 @@ def sweeps(cell: Cell, seed: int, effects: Effects | None = None) -> Iterator[Co
 def a_sweep(rng: np.random.Generator, cell: Cell, effects: Effects) -> Comparison:
     """The runs of a sweep; of a staged one, those that it executes until its choice is decided."""
     runs = drawn(rng, cell, effects)
+    if cell.dropped:
+        early = {
+            name: fmean(run.ranks[0].accuracy or 0.0 for run in runs[name][:MIN_SEEDS]) for name in runs
+        }
+        for name in sorted(STRATEGIES[1:], key=early.__getitem__)[: cell.dropped]:
+            runs[name] = runs[name][:MIN_SEEDS]
     if not cell.staged:
         return a_comparison(*(run for name in STRATEGIES for run in runs[name]))
     executed, dropped = dict.fromkeys(STRATEGIES, 0), set[str]()

@@ -59,13 +59,13 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
 
     def write(folder: Path) -> Path:
         comparison = golden_comparison()
-        plots = [*{plot.kind.name: plot for plot in reversed(draw(comparison))}.values()]
+        claims, findings = concluded(comparison)
+        plots = [*{plot.kind.name: plot for plot in reversed(draw(comparison, claims))}.values()]
         with Renderer() as renderer:
             drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
-        claims, findings = concluded(comparison)
         page = page_of(comparison, findings, claims, plots)
-        file.write_text(html.render(page, comparison, plots, drawings))
+        file.write_text(html.render(page, plots, drawings))
         return file
 
     return written_once(shared_folder / "golden-report", write)

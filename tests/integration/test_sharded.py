@@ -32,7 +32,7 @@ def test_two_ranks_hold_half_of_the_state_each(run_cache: RunCache) -> None:
     plain, expected = trained(run_cache, "all_reduce", **run)
     whole = state_bytes(plain, "weights")[0]
     assert state_bytes(plain, "optimizer") == [whole, whole]
-    for strategy, sent in (("zero1", 3), ("zero2", 2), ("fsdp", 3), (STAGE_2, 2)):
+    for strategy, sent in (("zero1", 3), ("zero2", 2), ("zero3", 3), ("fsdp", 3), (STAGE_2, 2)):
         result, weights = trained(run_cache, strategy, **run)
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
         assert result.replicas_equal

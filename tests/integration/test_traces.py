@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support.runs import execute
-from tests.unit.trace_laws import assert_lawful, assert_matching
+from tests.support.virtual_training import train_virtually
+from tests.unit.trace_laws import assert_lawful, assert_matching, exchanges
 from trainer.core.trace import Kind, Trace, read_trace, trace_path
 from trainer.spec.run_spec import RunSpec
 
@@ -36,7 +38,7 @@ RUNS: dict[str, tuple[dict[str, Any], set[Kind]]] = {
         {Kind.ALL_REDUCE},
     ),
     "zero1": ({"strategy": "zero1"}, {*STARTED, Kind.START_BROADCAST}),
-    "fsdp": ({"strategy": "fsdp"}, {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}),
+    "fsdp": ({"strategy": "fsdp"}, {Kind.START_ALL_GATHER, Kind.WAIT, Kind.REDUCE_SCATTER}),
     **{
         f"pipeline_torch_{each}": (
             {"strategy": {"name": "pipeline_torch", "schedule": each, **SPLIT}},
@@ -79,6 +81,18 @@ def test_every_rank_of_a_local_run_leaves_a_lawful_trace(tmp_path: Path, name: s
         found |= {Kind(kind) for kind in trace.records["kind"].tolist()}
     assert found - {Kind.BARRIER} == MARKS | kinds
     assert_matching(traces)
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp"])
+def test_the_exchanges_and_weights_of_torch_on_virtual_nodes_are_those_of_gloo(
+    tmp_path: Path, name: str
+) -> None:
+    fields = {**SMALL, **RUNS[name][0], "transport": "gloo", "save_weights": True}
+    _, traces = traced(tmp_path, **fields)
+    virtual = train_virtually(RunSpec.model_validate(fields))
+    assert [*map(exchanges, virtual.traces)] == [*map(exchanges, traces)]
+    (weights,) = tmp_path.rglob("weights.npy")
+    np.testing.assert_allclose(virtual.weights, np.load(weights), rtol=1e-4, atol=1e-6)
 
 
 def test_started_all_reduces_are_handed_over_within_the_backward_pass(tmp_path: Path) -> None:

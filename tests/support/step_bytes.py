@@ -17,6 +17,7 @@ from trainer.strategies.hybrid import Hybrid
 from trainer.strategies.pipeline import Pipeline
 from trainer.strategies.pipeline_torch import PipelineTorch
 from trainer.strategies.tensor_parallel import TensorParallel
+from trainer.strategies.zero3 import Zero3
 
 
 def mean_step_bytes(run: RunSpec, samples: float, parameters: Sequence[int], whole: int) -> float | None:
@@ -49,7 +50,7 @@ def mean_step_bytes(run: RunSpec, samples: float, parameters: Sequence[int], who
             ring = (ranks - 1) * 2 * own + ranks * 4 * own
             attention = ring if strategy.attention == "ring" else 8 * own * others
             return model.layers * attention + 2 * gradient * others
-        case Fsdp():
+        case Fsdp() | Zero3():
             gathers = run.accumulate * (2 if strategy.reshard else 1)
             return (gathers + run.accumulate) * gradient * others
     match run.name_of("strategy"):

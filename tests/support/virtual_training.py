@@ -21,11 +21,10 @@ from trainer.launch.threads import RecordedEvents, threads_in_torch
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.outcome import RankReplay
 from trainer.training.task import Task
-from trainer.virtual.clock import StepCosts
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.options import MEASURED, VirtualOptions
 from trainer.virtual.run import in_turns, session_kind
-from trainer.virtual.sample import Sample
+from trainer.virtual.sample import Sample, given_costs
 from trainer.virtual.workers import Share
 
 
@@ -53,7 +52,8 @@ def train_virtually(
     events = [RecordedEvents(rank) for rank in range(size)]
     outcomes: list[TrainResult | Exception | None] = [None] * size
     with tempfile.TemporaryDirectory() as name, threads_in_torch(1):
-        sample = None if options.trains else Sample(task, StepCosts.given(options))
+        costs = given_costs(task, options)
+        sample = None if options.trains else Sample(task, costs)
         session_of = session_kind(task, sample)
 
         def train(comm: VirtualCommunicator) -> None:
@@ -70,7 +70,7 @@ def train_virtually(
         share = Share.fork(workers, size) if workers > 1 else None
 
         def train_share() -> bool:
-            times.extend(in_turns(train, spec, options, sample, share))
+            times.extend(in_turns(train, spec, costs, sample, share))
             if share and share.parent:
                 found = [(outcomes[rank], events[rank].events) for rank in share.ranks]
                 (Path(name) / f"outcomes-{share.ranks[0]}").write_bytes(pickle.dumps(found))

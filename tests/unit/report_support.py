@@ -18,6 +18,8 @@ from orchestrator.replay.run import ClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import Subject
+from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, WorkloadView, compare
 from orchestrator.report.model.rows import Row
@@ -25,12 +27,13 @@ from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.plots import Plot, draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render import html, markdown
-from orchestrator.report.render.csv_tables import results_csv
+from orchestrator.report.render.csv_tables import result_lines
 from orchestrator.report.render.page import page_of as content_of
 from orchestrator.report.render.tables import Column, table_of
 from orchestrator.report.renderer import Drawings, Renderer
 from orchestrator.report.topics import asked_by, find
 from orchestrator.report.verdict import Verdict, verdicts
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -334,7 +337,7 @@ def with_measured_link(run: RunResult, latency_s: float, bytes_per_s: float) -> 
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
-    return list(csv.DictReader(results_csv(comparison).splitlines()))
+    return list(csv.DictReader(csv_text(*result_lines(comparison)).splitlines()))
 
 
 def findings_of(comparison: Comparison, kind: str) -> list[Finding]:
@@ -391,20 +394,29 @@ def verdicts_of(comparison: Comparison) -> list[Verdict]:
     return verdicts(comparison, asked_by(comparison).decided())
 
 
+def subject_of(comparison: Comparison) -> Subject:
+    """What figures of its first workload are about."""
+    claims, style = asked_by(comparison).decided(), Style(comparison.groups)
+    return Subject(comparison.view(comparison.workloads[0]), comparison, style, claims)
+
+
+def plots_of(comparison: Comparison) -> list[Plot]:
+    """All figures."""
+    return draw(comparison, asked_by(comparison).decided())
+
+
 def page_of(
     comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
 ) -> str:
     """The page with empty figures; plots: all of the comparison if not given."""
-    shown = draw(comparison) if plots is None else plots
+    shown = plots_of(comparison) if plots is None else plots
     page = content_of(comparison, findings, asked_by(comparison).decided(), shown)
-    return html.render(page, comparison, shown, undrawn(shown))
+    return html.render(page, shown, undrawn(shown))
 
 
 def text_of(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] = ()) -> str:
     """report.md."""
-    return markdown.render(
-        content_of(comparison, findings, asked_by(comparison).decided(), plots), comparison
-    )
+    return markdown.render(content_of(comparison, findings, asked_by(comparison).decided(), plots))
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:
@@ -448,7 +460,7 @@ def records_of(chart: Chart | None) -> list[dict[str, Any]]:
 
 def layers(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """All views of a specification that draw marks."""
-    inner = [each for name in ("layer", "hconcat", "vconcat") for each in spec.get(name, [])]
+    inner = [each for name in ("layer", "hconcat", "concat") for each in spec.get(name, [])]
     inner += [spec["spec"]] if "spec" in spec else []
     return [found for each in inner for found in layers(each)] if inner else [spec]
 

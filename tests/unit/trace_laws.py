@@ -11,7 +11,7 @@ from trainer.core.trace import Kind, Trace
 
 # Work that a trace has and the result books as communication, see docs/traces.md.
 STARTS = [kind for kind in Kind if kind.name.startswith("START_")]
-POINT_TO_POINT = {Kind.SEND: Kind.RECEIVE, Kind.REQUEST: Kind.TAKE}
+POINT_TO_POINT = {Kind.SEND: (Kind.RECEIVE, Kind.START_RECEIVE), Kind.REQUEST: (Kind.TAKE,)}
 
 
 def cpu_s(trace: Trace, *kinds: Kind) -> float:
@@ -42,6 +42,16 @@ def bytes_sent(trace: Trace) -> float:
     return sent
 
 
+def exchanges(trace: Trace) -> list[tuple[str, int, int, int]]:
+    """Kind, group, peer and bytes of each exchange and mark, in order; not how early one was complete."""
+    records = trace.records[trace.records["kind"] != Kind.WORK]
+    found = zip(*(records[field].tolist() for field in ("kind", "group", "peer", "bytes")), strict=True)
+    return [
+        (Kind(kind).name, group, 0 if kind == Kind.WAIT else peer, nbytes)
+        for kind, group, peer, nbytes in found
+    ]
+
+
 def assert_lawful(trace: Trace, sent: float, work_cpu_s: float) -> None:
     """Check a trace against its rank's result."""
     assert trace.header.complete
@@ -70,7 +80,7 @@ def assert_waited_for(trace: Trace) -> None:
 def assert_matching(traces: list[Trace]) -> None:
     """Check that each receive, take and collective of a rank is that of the others, in their order."""
     for send, receive in POINT_TO_POINT.items():
-        sent, received = (_messages(traces, kind) for kind in (send, receive))
+        sent, received = _messages(traces, send), _messages(traces, *receive)
         if send == Kind.REQUEST:  # taken in the order of arrival
             sent, received = ({at: sorted(each) for at, each in of.items()} for of in (sent, received))
         assert {(group, to, own): each for (group, own, to), each in received.items()} == sent
@@ -85,11 +95,11 @@ def assert_matching(traces: list[Trace]) -> None:
         assert lists == [lists[0]] * len(group)
 
 
-def _messages(traces: list[Trace], kind: Kind) -> dict[tuple[tuple[int, ...], int, int], list[int]]:
-    """The bytes of the messages of a kind, in order, by group, this rank and its peer."""
+def _messages(traces: list[Trace], *kinds: Kind) -> dict[tuple[tuple[int, ...], int, int], list[int]]:
+    """The bytes of the messages of these kinds, in order, by group, this rank and its peer."""
     found: dict[tuple[tuple[int, ...], int, int], list[int]] = defaultdict(list)
     for trace in traces:
-        for record in trace.records[trace.records["kind"] == kind]:
+        for record in trace.records[np.isin(trace.records["kind"], kinds)]:
             group = trace.header.members(record["group"])
             found[tuple(group), trace.header.rank, group[record["peer"]]].append(int(record["bytes"]))
     return found

@@ -126,6 +126,16 @@ class Communicator(ABC):
         self._record_collective(span, Kind.ALL_TO_ALL, buffer.nbytes)
         return received
 
+    def reduce_scatter(self, buffer: Tensor) -> Tensor:
+        """The sum of `buffer`, shape (size · n,), over all ranks. Returns this rank's n sums.
+
+        The ranks' values are added in the order of ranks; over gloo, as in its all-reduce.
+        """
+        with self.clock.phase("communicate") as span:
+            part = self._reduce_scatter(buffer) if self.size > 1 else buffer.clone()
+        self._record_collective(span, Kind.REDUCE_SCATTER, buffer.nbytes)
+        return part
+
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
         """The ranks' buffers, each of shape (n,), as a tensor of shape (size, n) on rank `root`.
 
@@ -316,7 +326,9 @@ class Communicator(ABC):
         """
         import torch
 
-        own = torch.tensor([float(colour)], device=self.device)
+        # Ranks that compute nothing have tensors without values, but colours.
+        device = "cpu" if self.device == "meta" else self.device
+        own = torch.tensor([float(colour)], device=device)
         colours = self.all_gather(own).flatten().tolist()
         members: dict[float, list[int]] = {each: [] for each in sorted({*colours})}
         for rank, each in enumerate(colours):
@@ -430,6 +442,9 @@ class Communicator(ABC):
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         received: Tensor = self._iall_to_all(buffer).finish()
         return received
+
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        return self._all_to_all(buffer.view(self.size, -1)).sum(dim=0)
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._ibroadcast(buffer, root).finish()

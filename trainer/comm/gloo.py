@@ -116,6 +116,12 @@ class TorchDistCommunicator(Communicator):
             work = self._dist.broadcast(buffer, src=self._ranks[root], group=self._group, async_op=True)
         return Works("broadcast", [work], buffer)
 
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        part = buffer.new_empty(buffer.numel() // self.size)
+        with communication_errors("reduce-scatter"):
+            self._dist.reduce_scatter_single(part, buffer, group=self._group)
+        return part
+
     def _isend(self, buffer: Tensor, to: int) -> Operation:
         with communication_errors("send"):
             return Works("send", [self._dist.isend(buffer, dst=self._ranks[to], group=self._group)])

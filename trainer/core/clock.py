@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal, get_args
 
 from trainer.core.tracer import Tracer
@@ -20,13 +20,20 @@ class Clock:
 
     wall: seconds on a clock shared by all ranks of a machine (Linux: CLOCK_MONOTONIC).
     cpu: CPU seconds of this rank.
+    all_cpu: CPU seconds of its process, whose other threads move bytes; None: there are none.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.process_time
+        self,
+        wall: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.process_time,
+        all_cpu: Callable[[], float] | None = None,
     ) -> None:
         self.wall = wall
-        self._cpu = cpu
+        self._cpu, self._all_cpu = cpu, all_cpu
+        self._library_since = 0.0
+        # CPU seconds of the other threads in phases of work.
+        self._library_s: dict[str, float] = dict.fromkeys(WORK, 0.0)
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.cpu_seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.tracer: Tracer | None = None  # of a rank that is traced
@@ -71,12 +78,17 @@ class Clock:
     def state(self) -> dict[str, dict[str, float]]:
         """Wall and CPU seconds of each phase so far."""
         self._switch(self._phase)
-        return {"seconds": dict(self.seconds), "cpu_seconds": dict(self.cpu_seconds)}
+        return {
+            "seconds": dict(self.seconds),
+            "cpu_seconds": dict(self.cpu_seconds),
+            "library_s": dict(self._library_s),
+        }
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Continue from a `state` of another process. Call it before `start`."""
         self.seconds.update(state["seconds"])
         self.cpu_seconds.update(state["cpu_seconds"])
+        self._library_s.update(state["library_s"])
 
     def phase(self, name: Phase) -> Span:
         """Book a `with` block to `name`. No effect while stopped or evaluating."""
@@ -88,8 +100,16 @@ class Clock:
         span.counted, span.entered, span.left, span.cpu_s = self.counting, self._since, self._since, 0.0
         return span
 
-    def charge(self, samples: int) -> None:
-        """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs."""
+    @property
+    def given(self) -> bool:
+        """Whether it is given the costs of work, and measures none."""
+        return False
+
+    def charge(self, samples: int, until: Hashable = None) -> None:
+        """Take the cost of a gradient of these samples as CPU time, on a clock that is given costs.
+
+        until: a moment in its passes; None: their end.
+        """
 
     def charge_update(self) -> None:
         """Take the cost of a step of the optimizer as CPU time, on a clock that is given costs."""
@@ -109,10 +129,14 @@ class Clock:
         """Move the time in which the rank had work but no core to phase `cpu_contention`.
 
         That is the wall time of the working phases minus their CPU time. The kernel preempts a process at
-        a system call, so this time would otherwise pile up in the phase that follows one.
+        a system call, so this time would otherwise pile up in the phase that follows one. What the threads
+        of the library took of the core meanwhile is communication that work did not hide.
         """
         for phase in WORK:
-            self.transfer(phase, "cpu_contention", self.seconds[phase] - self.cpu_seconds[phase])
+            lost_s = self.seconds[phase] - self.cpu_seconds[phase]
+            moved_s = min(lost_s, self._library_s[phase])
+            self.transfer(phase, "communicate", moved_s)
+            self.transfer(phase, "cpu_contention", lost_s - moved_s)
 
     @property
     def work_cpu_s(self) -> float:
@@ -122,12 +146,15 @@ class Clock:
     def _switch(self, to: Phase | None) -> float:
         """Switch the phase. Returns the wall time of the switch."""
         wall, cpu = self.wall(), self._cpu()
+        library = self._all_cpu() - cpu if self._all_cpu else 0.0
         if (phase := self._phase) is not None:
             self.seconds[phase] += wall - self._since
             self.cpu_seconds[phase] += cpu - self._cpu_since
+            if phase in self._library_s:
+                self._library_s[phase] += library - self._library_since
             if (tracer := self.tracer) is not None and tracer.full:
                 tracer.work_until(wall)
-        self._phase, self._since, self._cpu_since = to, wall, cpu
+        self._phase, self._since, self._cpu_since, self._library_since = to, wall, cpu, library
         return wall
 
 

@@ -48,6 +48,7 @@ class Exchange(Record):
         "all_reduce",
         "all_gather",
         "all_to_all",
+        "reduce_scatter",
         "iall_reduce",
         "iall_gather",
         "ireduce_scatter",

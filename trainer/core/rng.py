@@ -20,6 +20,8 @@ SOURCE_OF: dict[str, Source] = {
     "distort": "split",
     "order": "order",
     "participation": "order",
+    "entries": "order",
+    "peers": "order",
     "dropout": "order",
     "augment": "order",
     "attack": "order",

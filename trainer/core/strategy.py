@@ -79,6 +79,8 @@ class Strategy(Component):
     cuts_model: ClassVar[bool] = False
     # False: every rank trains on the whole training set.
     uses_partition: ClassVar[bool] = True
+    # The optimizers of its mathematics; empty: any.
+    optimizers: ClassVar[tuple[str, ...]] = ()
     # False: each rank has only a part of a layer's gradient.
     full_gradients: ClassVar[bool] = True
     # Ranks divide gradients or optimizer state among them, so each computes less if there are more.
@@ -101,7 +103,8 @@ class Strategy(Component):
     shares_model: ClassVar[bool] = False
     # False: steps exchange nothing over a transport, as with one average at the end or shared memory.
     exchanges_in_steps: ClassVar[bool] = True
-    # "epochs", "steps": after these, checkpoints can be taken, if replica and metrics are the whole state.
+    # "epochs", "steps": after these, checkpoints can be taken: all state is in the replica, or in
+    # `session.common_state` and `session.own_state`.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
     # Transports over which the other nodes continue when one is lost; empty: they cannot.
     elastic_transports: ClassVar[tuple[str, ...]] = ()
@@ -111,7 +114,7 @@ class Strategy(Component):
     alike_between_rounds: ClassVar[bool] = False
     # Ranks exchange within a backward pass, inference mode or autocast, whose state belongs to a thread.
     needs_thread: ClassVar[bool] = False
-    # Exchanges start within a backward pass, so a cost that is given for the whole of it does not fit.
+    # Exchanges start within a backward pass: of a cost that is given, ranks must pay a part before each.
     overlaps_backward: ClassVar[bool] = False
     # Why its ranks write no traces; None: they do.
     untraced: ClassVar[str | None] = None
@@ -129,7 +132,7 @@ class Strategy(Component):
 
     @property
     def sent_per_counted(self) -> Annotated[float, Field(ge=1, le=1000)]:
-        """Bytes that its transport sends for one that is counted, if the library is known to send more."""
+        """Bytes that gloo sends for one that is counted, if it is known to send more."""
         return 1.0
 
     @classmethod
@@ -154,6 +157,13 @@ class Strategy(Component):
     def sees_inputs(self, rank: int, ranks: int) -> bool:
         """Whether a rank's batches have inputs; otherwise they have targets only."""
         return rank >= self.servers
+
+    def stand_in(self) -> Strategy | None:
+        """The strategy that runs in its place where virtual nodes are given the costs of a step.
+
+        It has the same exchanges. None: there is none.
+        """
+        return None if self.overlaps_backward or self.shards_state else self
 
     @property
     def claimed_equal(self) -> Equal | None:

@@ -134,6 +134,10 @@ class CheckedCommunicator(Communicator):
         self._compare()
         return self._inner._all_to_all(buffer)
 
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        self._compare()
+        return self._inner._reduce_scatter(buffer)
+
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._compare()
         self._inner._broadcast(buffer, root)

@@ -139,7 +139,10 @@ def train(
         from trainer.training.session import Session
 
         session = Session(context, task, events, comm, shared)
-    task.spec.strategy.train(session)
+    strategy = task.spec.strategy
+    if comm is not None and comm.clock.given:
+        strategy = strategy.stand_in() or strategy
+    strategy.train(session)
     result: TrainResult = session.result()
     return result
 
@@ -192,7 +195,9 @@ def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
     Args:
         computes_alone: all other threads of the process communicate.
     """
-    return Clock(cpu=time.thread_time if ranks > 1 or computes_alone else time.process_time)
+    if computes_alone and ranks == 1:
+        return Clock(cpu=time.thread_time, all_cpu=time.process_time)
+    return Clock(cpu=time.thread_time if ranks > 1 else time.process_time)
 
 
 def report_failure(events: EventWriter, error: Exception) -> None:

@@ -59,19 +59,17 @@ class Muon(DecayingOptimizer):
     def _over(self, matrices: list[Tensor], parameters: list[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import AdamW
         from torch.optim import Muon as TorchMuon
+        from torch.optim import Optimizer as TorchOptimizer
 
         from trainer.optimizers.torch_wrapper import SeveralOptimizers
 
-        by_muon, by_adamw = {*map(id, matrices)}, dict[str, Any](betas=(self.beta1, self.beta2))
-        others = self.groups(each for each in parameters if id(each) not in by_muon)
-        steps = dict[str, Any](momentum=self.momentum, nesterov=self.nesterov)
-        optimizers: list[TorchOptimizer] = []
+        by_muon, optimizers = {*map(id, matrices)}, list[TorchOptimizer]()
         if matrices:
-            decay = self.weight_decay
-            scaled = TorchMuon(matrices, lr, decay, adjust_lr_fn="match_rms_adamw", **steps)
-            optimizers.append(scaled)
-        if others:
-            optimizers.append(AdamW(others, lr=lr * self.rate, **by_adamw))
+            steps = dict[str, Any](momentum=self.momentum, nesterov=self.nesterov)
+            muon = TorchMuon(matrices, lr, self.weight_decay, adjust_lr_fn="match_rms_adamw", **steps)
+            optimizers.append(muon)
+        if others := self.groups(each for each in parameters if id(each) not in by_muon):
+            optimizers.append(AdamW(others, lr=lr * self.rate, betas=(self.beta1, self.beta2)))
         return SeveralOptimizers(optimizers)
 
 

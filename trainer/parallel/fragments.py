@@ -8,34 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trainer.comm.nonblocking import Request
-from trainer.compression.base import ErrorFeedback
 from trainer.training.replica import Replica
 from trainer.training.trained import trained_parameters
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fragment:
-    """A fragment, as one rank has it.
+    """A fragment of a model.
 
     Attributes:
         places: from where to where it is in the flat weights.
         parameters: how many of its weights are parameters; buffers follow them.
-        outer: its weights after the last outer step, shape (n,).
-        velocity: that of the outer steps, shape (parameters,).
-        samples: on which the rank has trained since its last average.
-        compressor: of what the rank sends of it, if that is compressed.
-        request: the average that is on its way, since inner step `sent_at`.
     """
 
     places: list[tuple[int, int]]
     parameters: int
-    outer: Tensor
-    velocity: Tensor
-    samples: int = 0
-    compressor: ErrorFeedback | None = None
-    request: Request | None = None
-    sent_at: int = 0
 
     def of(self, weights: Tensor) -> Tensor:
         """Its part of the flat weights of a replica."""
@@ -63,14 +50,12 @@ def fragments(replica: Replica, count: int, order: Literal["strided", "sequentia
     else:
         bounds = [len(blocks) * number // count for number in range(count + 1)]
         chosen = [blocks[bounds[number] : bounds[number + 1]] for number in range(count)]
-    weights, n = replica.weights(), replica.parameter_count
+    n, end = replica.parameter_count, len(replica.weights())
     found = []
     for number, own in enumerate(chosen):
         parameters = sum(end - start for start, end in own)
-        places = [*own, *([(n, len(weights))] if number == count - 1 and len(weights) > n else [])]
-        fragment = Fragment(places, parameters, weights[:0], weights.new_zeros(parameters))
-        fragment.outer = fragment.of(weights)
-        found.append(fragment)
+        buffers = [(n, end)] if number == count - 1 and end > n else []
+        found.append(Fragment([*own, *buffers], parameters))
     return found
 
 

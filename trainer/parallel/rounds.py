@@ -11,7 +11,7 @@ from trainer.aggregation.base import Aggregation
 from trainer.core.strategy import Uneven, Weighting
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica
-from trainer.training.session import Session
+from trainer.training.session import MEAN, Session
 
 
 def rounds(
@@ -19,11 +19,11 @@ def rounds(
     replica: Replica,
     state: SimpleNamespace,
     local_steps: int,
-    weighting: Weighting,
+    weighting: Weighting | None,
     uneven: Uneven,
-    aggregation: Aggregation,
+    aggregation: Aggregation = MEAN,
     step: Callable[[Batch], None] | None = None,
-    exchange: Callable[[Tensor, float], Tensor] | None = None,
+    exchange: Callable[[], Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Train in rounds. The caller sets the weights with which the next round starts.
 
@@ -35,25 +35,21 @@ def rounds(
         local_steps: the steps of a round.
         weighting, uneven, aggregation: parameters of the strategy.
         step: takes a local step; None: one of the run's optimizer.
-        exchange: what a rank's weights become after a round, by its weight; None: `session.aggregate`.
+        exchange: what the ranks exchange after a round; None: their weights, for the average.
 
     Yields:
-        What the ranks' weights become after each round, shape (parameters + buffers,).
+        What the exchange brings; the average has shape (parameters + buffers,).
     """
 
     def plain_step(batch: Batch) -> None:
         replica.backward(batch)
         replica.step()
 
-    def plain_exchange(weights: Tensor, weight: float) -> Tensor:
-        return session.aggregate(weights, weight, aggregation)
+    def mean() -> Tensor:
+        weight = session.averaging_weight(weighting)
+        return session.aggregate(replica.weights(), weight, aggregation)
 
-    def averaged(by: Callable[[Tensor, float], Tensor]) -> Tensor:
-        found = by(replica.weights(), session.averaging_weight(weighting))
-        session.averaged()
-        return found
-
-    take, by = step or plain_step, exchange or plain_exchange
+    take, bring = step or plain_step, exchange or mean
     for epoch in session.epochs(evaluate="average", weighting=weighting, aggregation=aggregation):
         for batch in session.synchronous_batches(epoch, uneven):
             if batch.samples:
@@ -61,7 +57,9 @@ def rounds(
             state.steps += 1
             last = epoch == session.spec.epochs and batch.step == batch.steps
             if state.steps == local_steps or last:
-                yield averaged(by)
+                brought = bring()
+                session.averaged()
+                yield brought
                 state.steps = 0
     if state.steps:
-        replica.set_weights(averaged(plain_exchange))
+        replica.set_weights(mean())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from trainer.comm.base import Communicator
 from trainer.comm.nonblocking import Request
+from trainer.parallel.buckets import views
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, squares, sum_over_ranks
+from trainer.training.replica import Moment, Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 from trainer.training.trained import trained_parameters
 
@@ -31,12 +32,15 @@ class ShardedGradientReplica(Replica):
         super().__init__(model, task, comm.clock)
         self._comm = comm
         self._blocks: list[Block] = []
+        self._block_of: dict[nn.Parameter, Block] = {}
         self._reducing: Block | None = None  # whose gradient is on its way
         self._unused = task.spec.model.unused
+        self.listen(self._has_gradient)
         # The optimizer has been built over whole tensors, by whose shapes it may group them.
         for group, parameters in self._divided(model):
             block = Block(parameters, comm, reduce, gather, self._reduces)
             self._blocks.append(block)
+            self._block_of.update(dict.fromkeys(parameters, block))
             group["params"].append(block.part)
 
     def _divided(self, model: nn.Sequential) -> list[tuple[dict[str, Any], list[nn.Parameter]]]:
@@ -64,6 +68,11 @@ class ShardedGradientReplica(Replica):
         before, self._reducing = self._reducing, block
         if before:
             before.free_gradient()
+
+    def _has_gradient(self, moment: Moment) -> None:
+        parameter = self._parameters[moment.number]
+        if block := self._block_of.get(parameter):
+            block.has_gradient(parameter)
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         super().backward(batch, weight)
@@ -114,21 +123,14 @@ class Block:
         self._request: Request | None = None
         length = -(-sum(each.numel() for each in parameters) // comm.size)
         self._weights = parameters[0].data.new_zeros(comm.size * length)
-        for view, parameter in zip(self._views(self._weights), parameters, strict=True):
+        for view, parameter in zip(views(self._weights, parameters), parameters, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.register_post_accumulate_grad_hook(self._has_gradient)
         self.part = self._weights[comm.rank * length :][:length]
         self._missing, self._reduced = {*parameters}, False
 
-    def _views(self, flat: Tensor) -> Iterator[Tensor]:
-        """Each parameter's values in `flat`, with its memory format."""
-        start = 0
-        for each in self._parameters:
-            yield flat.as_strided(each.shape, each.stride(), start)
-            start += each.numel()
-
-    def _has_gradient(self, parameter: Tensor) -> None:
+    def has_gradient(self, parameter: nn.Parameter) -> None:
+        """Reduce the gradient of the block if that of each parameter is ready."""
         self._missing.discard(parameter)
         if not self._missing:
             self._reduce_gradients()
@@ -141,7 +143,8 @@ class Block:
     def _reduce_gradients(self) -> None:
         """Start to reduce the gradient."""
         gradient = torch.zeros_like(self._weights)
-        for view, parameter in zip(self._views(gradient), self._parameters, strict=True):
+        own = views(gradient, self._parameters)
+        for view, parameter in zip(own, self._parameters, strict=True):
             view.copy_(cast("Tensor", parameter.grad))
             parameter.grad = None
         self._request = self._reduce(gradient, self._comm)

@@ -1,30 +1,35 @@
-"""Sharded data parallelism: ZeRO and FSDP replicas by torch, with time and traffic recorded."""
+"""Sharded data parallelism: ZeRO and FSDP replicas by torch, which exchange over our communicator."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Work
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator
-from trainer.comm.errors import communication_errors
-from trainer.comm.nonblocking import wait_all
-from trainer.core.trace import Kind
-from trainer.parallel.ddp_buckets import DdpReplica
+from trainer.comm.nonblocking import Request, wait_all
 from trainer.training.replica import Replica, squares, sum_over_ranks
 from trainer.training.task import Task
 
 
 class ShardedReplica(Replica):
-    """FSDP: each rank keeps its rows of every tensor; `fully_shard` all-gathers a block before its use."""
+    """FSDP: each rank keeps its rows of every tensor; `fully_shard` all-gathers a block before its use.
+
+    It starts to gather a block when the one before it begins to compute.
+    """
 
     def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, *, reshard: bool) -> None:
         """reshard: free the other ranks' rows between the forward and the backward pass."""
@@ -35,12 +40,14 @@ class ShardedReplica(Replica):
                 if parameter.dim() == 4 and (channels_last or not parameter.is_contiguous()):
                     parameter.data = parameter.data.contiguous()
                     module.register_forward_hook(_to_channels_last)
-        mesh = init_device_mesh("cpu", (comm.size,))
-        blocks = [block for block in model.children() if next(block.parameters(), None) is not None]
+        mesh = Ranks(comm)
+        blocks: list[Any] = [each for each in model.children() if [*each.parameters()]]
         for block in blocks:
-            sharded: Any = fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-            sharded.set_custom_all_gather(AllGather(comm))
-            sharded.set_custom_reduce_scatter(ReduceScatter(comm))
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+            block.set_custom_all_gather(AllGather(comm))
+            block.set_custom_reduce_scatter(ReduceScatter(comm))
+        for block, following in pairwise(blocks):  # backward, torch does so by itself
+            block.set_modules_to_forward_prefetch([following])
         self._root: Any = fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
         self._reshard, self._comm = reshard, comm
         super().__init__(model, task, comm.clock)
@@ -67,8 +74,11 @@ class ShardedReplica(Replica):
 
     def weights(self) -> Tensor:
         """The full weights, see `Replica.weights`. All ranks call it."""
-        full = [each.full_tensor() if isinstance(each, DTensor) else each for each in self._state]
-        return torch.cat([each.detach().reshape(-1) for each in full])
+        rows = [_padded_rows(each) for each in self._parameters]
+        gathered = self._comm.all_gather(torch.cat(rows)).split([*map(len, rows)], dim=1)
+        pairs = zip(self._parameters, gathered, strict=True)
+        full = [of_ranks.flatten()[: parameter.numel()] for parameter, of_ranks in pairs]
+        return torch.cat([*full, *(buffer.flatten() for buffer in self._statistics)])
 
     def state(self) -> dict[str, Any]:
         """See `Replica.state`. Of a sharded tensor it has this rank's rows."""
@@ -99,6 +109,13 @@ def _rows(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def _padded_rows(tensor: Any) -> Tensor:
+    """This rank's rows of a sharded tensor, shape (n,), with zeros up to as many as the first rank has."""
+    rows = tensor.to_local().detach().flatten()
+    most = -(-tensor.shape[0] // tensor.device_mesh.size()) * prod(tensor.shape[1:])
+    return pad(rows, (0, most - len(rows)))
+
+
 def _rows_of(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _rows(value) for name, value in values.items()}
 
@@ -115,12 +132,18 @@ def _sharded(value: Any, like: Tensor) -> Any:
     )
 
 
-class ShardedOptimizerReplica(DdpReplica):
-    """ZeRO-1: a full model in DDP; each tensor's owner rank updates it and broadcasts the result."""
+class ShardedOptimizerReplica(Replica):
+    """ZeRO-1: a full model; each tensor's owner rank updates it and broadcasts the result."""
 
-    def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        comm: Communicator,
+        broadcast: Callable[[Tensor, int, Communicator], Request],
+    ) -> None:
         super().__init__(model, task, comm.clock)
-        self._comm = comm
+        self._comm, self._broadcast = comm, broadcast
         self._owned = owners(self._optimizer, {id(each) for each in self._parameters}, comm.size)
         own = {id(each) for each in self._owned[comm.rank]}
         for group in self._optimizer.param_groups:
@@ -130,7 +153,7 @@ class ShardedOptimizerReplica(DdpReplica):
         """Update this rank's own tensors, broadcast them and receive those of the other ranks."""
         super().step()
         wait_all(
-            self._comm.ibroadcast(_flat(each), root)
+            self._broadcast(_flat(each), root, self._comm)
             for root, tensors in enumerate(self._owned)
             for each in tensors
         )
@@ -157,8 +180,19 @@ def owners(optimizer: Optimizer, trained: Container[int], ranks: int) -> list[li
     return owned
 
 
+class Ranks(DeviceMesh):
+    """The ranks of a communicator, by which torch divides rows. Without a backend, it cannot gather any."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__("cpu", torch.arange(comm.size), _init_backend=False, _rank=comm.rank)
+        self._numbers = ProcessGroup(comm.rank, comm.size)  # type: ignore[call-arg]
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        return self._numbers
+
+
 class Collective:
-    """Replaces a collective of `fully_shard`. It is synchronous."""
+    """Replaces a collective of `fully_shard`."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -166,34 +200,35 @@ class Collective:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @contextmanager
-    def _recorded(self, doing: str, shard: Tensor, kind: Kind, size: int) -> Iterator[None]:
-        """size: the bytes of `kind`, see Kind."""
-        comm = self._comm
-        with comm.clock.phase("communicate") as span, communication_errors(doing):
-            yield
-        if span.counted:
-            comm.traffic.bytes_sent += shard.nbytes * (comm.size - 1)
-            comm.traffic.collectives.append((span.entered, span.left))
-            comm.trace(kind, span, size)
-
 
 class AllGather(Collective):
-    """All-gathers the weights of a block."""
+    """Starts to all-gather the weights of a block. torch waits for what it returns before it uses them."""
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool) -> None:
-        size = input_tensor.nbytes
-        with self._recorded("all-gather of weights", input_tensor, Kind.ALL_GATHER, size):
-            dist.all_gather_single(output_tensor, input_tensor, group=group)
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool) -> Work:
+        return Gathered(self._comm.iall_gather(input_tensor), output_tensor)
+
+
+class Gathered(Work):
+    """Weights on their way. torch waits only for instances of Work, and uses others at once."""
+
+    def __init__(self, request: Request, output: Tensor) -> None:
+        """output: takes the memory of the weights."""
+        super().__init__()
+        self._request, self._output = request, output
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._output.set_(self._request.wait().flatten())
+        return True
 
 
 class ReduceScatter(Collective):
-    """Reduce-scatters the gradient of a block: each rank gets its rows of the mean."""
+    """Reduce-scatters the gradient of a block: each rank gets its rows of the mean.
+
+    It blocks: torch uses the rows at once.
+    """
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any) -> None:
-        size = input_tensor.nbytes
-        with self._recorded("reduce-scatter of gradients", output_tensor, Kind.REDUCE_SCATTER, size):
-            dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+        torch.div(self._comm.reduce_scatter(input_tensor), self._comm.size, out=output_tensor)
 
 
 def _to_channels_last(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:

@@ -294,6 +294,16 @@ def recompute(run: RunFields) -> CheckError:
 
 def optimizer(run: RunFields) -> CheckError:
     strategy = run.strategy
+    if strategy.optimizers and run.name_of("optimizer") not in strategy.optimizers:
+        return PydanticCustomError(
+            "optimizer",
+            "the mathematics of {strategy} is not that of {optimizer}; allowed: {allowed}",
+            {
+                "strategy": run.name_of("strategy"),
+                "optimizer": run.name_of("optimizer"),
+                "allowed": ", ".join(strategy.optimizers),
+            },
+        )
     divides = strategy.partitions_model or strategy.shards_state or not strategy.full_gradients
     reason = None
     if run.optimizer.groups_by_place and strategy.partitions_model:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trainer.compression.base import Compression
+from trainer.compression.none import NoneCompression
 from trainer.compression.power_sgd import PowerSgd
 from trainer.core.registry import ComponentRegistry
 from trainer.core.strategy import Interval, Strategy, Uneven
 from trainer.spec.registries import COMPRESSIONS
+from trainer.strategies.all_reduce import AllReduce
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -23,6 +25,7 @@ HOOKS: ComponentRegistry[Compression] = ComponentRegistry(
 )
 # More than any gradient: everything goes into one bucket.
 ONE_BUCKET_MIB = 2**20
+BUCKET_MIB = 25  # the library's own
 
 
 class Ddp(Strategy):
@@ -47,6 +50,11 @@ class Ddp(Strategy):
     compression: Annotated[Compression, HOOKS] = Field(
         "none", validate_default=True, description="how gradients are compressed before they are sent"
     )
+
+    def stand_in(self) -> Strategy | None:
+        if not isinstance(self.compression, NoneCompression):
+            return None
+        return AllReduce(uneven=self.uneven, compression=self.compression, bucket_mib=BUCKET_MIB)
 
     @property
     def not_checkpointed(self) -> str | None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
-    from trainer.comm.nonblocking import Request
     from trainer.training.session import Session
 
 
@@ -29,6 +28,7 @@ class DelayedAllReduce(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     synchronous: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     delay: int = Field(1, ge=0, le=100, description="D: steps between a gradient and its use")
     uneven: Uneven = "join"
@@ -39,7 +39,9 @@ class DelayedAllReduce(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        on_their_way: deque[Request] = deque()
+        own = session.own_state(sent=[])  # gradients of this rank whose mean is on its way
+        with session.restarting():
+            on_their_way = deque(session.comm.iall_reduce(sent.clone(), "mean") for sent in own.sent)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
                 # The mean of the weighted gradients over ranks is the mean over the samples of the step.
@@ -50,10 +52,12 @@ class DelayedAllReduce(Strategy):
                     replica.set_gradient(gradient)
                     replica.step()
                     continue
-                on_their_way.append(session.comm.iall_reduce(gradient, "mean"))
+                own.sent.append(gradient)
+                on_their_way.append(session.comm.iall_reduce(gradient.clone(), "mean"))
                 last = epoch == session.spec.epochs and batch.step == batch.steps
                 while len(on_their_way) > (0 if last else self.delay):
                     replica.set_gradient(on_their_way.popleft().wait())
+                    own.sent.pop(0)
                     replica.step()
         for request in on_their_way:  # the target accuracy has ended the training
             request.wait()

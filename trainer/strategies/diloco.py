@@ -12,7 +12,7 @@ from trainer.compression.base import Compression, ErrorFeedback
 from trainer.compression.none import NoneCompression
 from trainer.core.participation import Participants, Rounds
 from trainer.core.registry import ComponentRegistry
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
 from trainer.spec.parameters import AggregationRule
 from trainer.spec.registries import COMPRESSIONS
 
@@ -55,6 +55,7 @@ class DiLoCo(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")
     outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")
@@ -96,10 +97,11 @@ class DiLoCo(Strategy):
         of_rounds = self.local_steps, self.weighting, self.uneven, self.aggregation
         compressor = built(self.compression, session, replica.shapes)
 
-        def compressed(weights: Tensor, weight: float) -> Tensor:
+        def compressed() -> Tensor:
             assert compressor  # noqa: S101  (else it is not called)
             start: Tensor = round_.start
-            return start - compressor.weighted_mean(start - weights, weight)
+            weight = session.averaging_weight(self.weighting)
+            return start - compressor.weighted_mean(start - replica.weights(), weight)
 
         exchange = compressed if compressor else None
         for mean in rounds(session, replica, round_, *of_rounds, exchange=exchange):

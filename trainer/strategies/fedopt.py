@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
 from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class FedOpt(Strategy):
 
     v starts at τ². momentum (FedAvgM) is Alg. 1 with SGD with momentum as the server's optimizer (Hsu et
     al. 2019): m ← β₁ m + Δ and x ← x + η m. With β₁ = 0 and η = 1 that is `local_sgd`. Every node computes
-    the same server step, so none is the server.
+    the same server step, so none is the server. SlowMo (Wang et al. 2020) with local SGD, and BMUF
+    (Chen and Huo 2016) with classical momentum, are momentum with η as their slow learning rate; BMUF with
+    Nesterov momentum is `diloco`.
 
     weighting: with size, Δ = Σ n_i (x_i − x) / Σ n_i for the n_i samples that node i has trained on in the
     round. With equal, n_i = 1. Alg. 2 leaves the choice open (Sec. 3). aggregation: what takes the place
@@ -47,6 +49,7 @@ class FedOpt(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int = Field(10, ge=1, description="H: local steps per step of the server")
     server: Server = Field("adam", description="the server's optimizer")

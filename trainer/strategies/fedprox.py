@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.core.participation import Participants, Rounds
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
 from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class FedProx(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     alike_between_rounds: ClassVar[bool] = True
 
     local_steps: int = Field(10, ge=1, description="H: local steps per average")

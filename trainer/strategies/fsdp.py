@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Equal, Interval, Strategy, Uneven
+from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
 from trainer.models.base import several_types
+from trainer.strategies.zero3 import Zero3
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -19,22 +20,19 @@ class Fsdp(Strategy):
 
     The same mathematics as `all_reduce`. Each rank holds 1/P of the rows of each tensor, with their
     gradient and optimizer state. Each block's weights are all-gathered before its forward and again before
-    its backward pass; a reduce-scatter averages the gradient. For n bytes of weights a rank sends 3n(P−1)/P
-    bytes a step, half as much again as an all-reduce. Without `reshard` weights stay gathered from forward
-    to backward pass, as in ZeRO stage 2: 2n(P−1)/P. Rows are padded with zeros to a multiple of P; the
-    padding is sent and held too. These bytes are counted. gloo's reduce-scatter is an all-reduce, and sends
-    n(P−1)/P bytes more.
-
-    Over gloo torch waits for each collective, so all communication is exposed and timed. On GPUs it
-    overlaps and would need another way to time it: `nccl` is not supported.
+    its backward pass, while the block before it computes. A reduce-scatter averages the gradient; it
+    blocks. For n bytes of weights a rank sends 3n(P−1)/P bytes a step, half as much again as an all-reduce.
+    Without `reshard` weights stay gathered from forward to backward pass, as in ZeRO stage 2: 2n(P−1)/P.
+    Rows are padded with zeros to a multiple of P; the padding is sent and held too. These bytes are
+    counted. gloo's reduce-scatter is an all-reduce, and sends n(P−1)/P bytes more.
 
     Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
     `fully_shard` is ZeRO stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("gloo",)
-    virtual: ClassVar[bool] = False
-    equivalent: ClassVar[str | None] = "all_reduce"
+    transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
+    needs_thread: ClassVar[bool] = True
+    overlaps_backward: ClassVar[bool] = True
     equals: ClassVar[Equal | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
@@ -59,6 +57,9 @@ class Fsdp(Strategy):
         if model.scalar:
             return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
         return several_types(model)
+
+    def stand_in(self) -> Strategy | None:
+        return Zero3(uneven=self.uneven, reshard=self.reshard)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica

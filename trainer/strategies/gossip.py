@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainer.core.participation import Participants, Round, Rounds
-from trainer.core.strategy import ALL_TRANSPORTS, Init, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Init, Interval, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +52,7 @@ class Gossip(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     graph: Graph = Field("ring", description="which nodes are neighbours")
     order: Literal["mix_then_step", "step_then_mix"] = Field(
@@ -90,16 +91,17 @@ class Gossip(Strategy):
                     mix(replica, session.comm, distances, batch.round)
                 if batch.samples:
                     nodes = batch.round.ranks if batch.round else session.comm.parent_ranks
-                    replica.scaled_step(self.step_scale(batch, nodes))
+                    replica.scaled_step(step_scale(self.weighting, batch, nodes))
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances, batch.round)
         replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
 
-    def step_scale(self, batch: Batch, nodes: Collection[int]) -> float:
-        """p_i: the node's share of the samples of a step of these nodes, times their number."""
-        if self.weighting == "equal":
-            return 1.0
-        return batch.samples * len(nodes) / sum(batch.in_step[node] for node in nodes)
+
+def step_scale(weighting: Weighting, batch: Batch, nodes: Collection[int]) -> float:
+    """p_i: the node's share of the samples of a step of these nodes, times their number."""
+    if weighting == "equal":
+        return 1.0
+    return batch.samples * len(nodes) / sum(batch.in_step[node] for node in nodes)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.aggregation.mean import MeanAggregation
 from trainer.core.participation import Participants, Rounds
@@ -20,8 +21,22 @@ from trainer.core.strategy import (
 from trainer.spec.parameters import AggregationRule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer.training.replica import Replica
     from trainer.training.session import Session
+
+
+Steps = Annotated[int, Field(ge=1)]
+
+
+class Stage(BaseModel):
+    """The local steps between two averages in some epochs. until: the last of them; None: of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    steps: Steps
+    until: int | None = Field(default=None, ge=1)
 
 
 class LocalSGD(Strategy):
@@ -37,7 +52,10 @@ class LocalSGD(Strategy):
     With equal, n_i = 1 (Stich 2019, Alg. 1), so a node without samples left pulls the average back to where
     the round started; with `participation` only nodes with samples count.
 
-    H = null averages only at the end, as `one_shot`. Evaluation after an epoch uses the average of the
+    H = null averages only at the end, as `one_shot`. H can be a schedule: with [{steps: 1, until: 5},
+    {steps: 8}] it is 1 in epochs 1 to 5, and 8 after them, which is post-local SGD (Lin et al. 2020,
+    "Don't Use Large Mini-Batches, Use Local SGD", Sec. 3). Then a round that an epoch cuts short ends when
+    it has the H steps of the next one. Evaluation after an epoch uses the average of the
     replicas.
 
     optimizer_state: at an average each node keeps its momentum (as in most code), takes the average of
@@ -53,8 +71,10 @@ class LocalSGD(Strategy):
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     alike_between_rounds: ClassVar[bool] = True
 
-    local_steps: int | None = Field(
-        10, ge=1, description="H: steps between two averages; null: average at the end alone"
+    local_steps: Steps | list[Stage] | None = Field(
+        10,
+        description="H: steps between two averages; null: average at the end alone; or a schedule, as "
+        "[{steps: 1, until: 5}, {steps: 8}], of which each entry holds until the end of an epoch",
     )
     participation: Participants = None
     weighting: Weighting = "size"
@@ -65,13 +85,33 @@ class LocalSGD(Strategy):
 
     @property
     def rounds(self) -> Rounds | None:
-        return Rounds.of(self.participation, self.local_steps)
+        # With a schedule there is no participation.
+        steps = None if isinstance(self.local_steps, list) else self.local_steps
+        return Rounds.of(self.participation, steps)
 
     @property
     def updates_use_global_batch(self) -> bool:
-        return self.local_steps == 1
+        return all(each.steps == 1 for each in self._schedule)
+
+    @property
+    def _schedule(self) -> Sequence[Stage]:
+        if isinstance(self.local_steps, list):
+            return self.local_steps
+        return [Stage(steps=self.local_steps or 2**62)]
+
+    def local_steps_in(self, epoch: int) -> int:
+        """H in an epoch."""
+        return next(each.steps for each in self._schedule if each.until is None or epoch <= each.until)
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
+        ends = [each.until or 0 for each in self._schedule[:-1]]
+        if not self._schedule or self._schedule[-1].until or any(a >= b for a, b in pairwise([0, *ends])):
+            return (
+                f"local_steps has entries until {[each.until for each in self._schedule]}; allowed: "
+                "ascending epochs, and none in the last entry, which holds until the end"
+            )
+        if self.participation and isinstance(self.local_steps, list):
+            return "local_steps is a schedule, and rounds of participation are equally long; allowed: one H"
         if self.optimizer_state != "average":
             return None
         if self.participation:
@@ -89,9 +129,7 @@ class LocalSGD(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank if self.init == "independent" else 0)
         session.start(replica, self.init)
-        # A resumed run has taken some steps of the round before the checkpoint.
-        steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
-        round_ = session.common_state(steps=steps)
+        round_ = session.common_state(steps=0)  # of the present round
         for epoch in session.epochs(
             evaluate="average", weighting=self.weighting, aggregation=self.aggregation
         ):
@@ -100,7 +138,7 @@ class LocalSGD(Strategy):
                     replica.backward(batch)
                     replica.step()
                 round_.steps += 1
-                if round_.steps == self.local_steps:
+                if round_.steps >= self.local_steps_in(epoch):
                     self._average(session, replica)
                     round_.steps = 0
         if round_.steps:

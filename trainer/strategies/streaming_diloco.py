@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from trainer.compression.base import Compression
-from trainer.core.strategy import ALL_TRANSPORTS, Strategy, Uneven, Weighting
+from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
 from trainer.strategies.diloco import CODECS, built, outer_step
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class StreamingDiLoCo(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int = Field(10, ge=1, description="H: inner steps between two outer steps of a fragment")
     fragments: int = Field(2, ge=1, le=1000, description="F: fragments of the model; at most its blocks")
@@ -83,65 +84,77 @@ class StreamingDiLoCo(Strategy):
 
         replica = session.replica()
         session.start(replica)
-        parts = fragments(replica, self.fragments, self.fragments_of)
-        for part in parts:
-            part.compressor = built(self.compression, session, [Size([part.parameters])])
-        steps, ended = 0, False
+        parts, weights = fragments(replica, self.fragments, self.fragments_of), replica.weights()
+        own = session.own_state(
+            steps=0,
+            theta=[part.of(weights) for part in parts],  # after the last outer step
+            v=[weights.new_zeros(part.parameters) for part in parts],
+            samples=[0 for _ in parts],  # since the last average
+            sent=[None for _ in parts],  # weights whose average is on its way, their n_i, and since when
+            n=[0 for _ in parts],
+            sent_at=[0 for _ in parts],
+        )
+        coders = [built(self.compression, session, [Size([part.parameters])]) for part in parts]
+        comm = session.comm
+        means: list[Request | None] = [None for _ in parts]
+        with session.restarting():
+            for p, sent in enumerate(own.sent):
+                if sent is not None:
+                    means[p] = session.comm.iweighted_mean(sent, own.n[p])
+        ended = False
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.samples:
                     replica.backward(batch)
                     replica.step()
-                steps += 1
+                own.steps += 1
                 ended = epoch == session.spec.epochs and batch.step == batch.steps
-                for number, part in enumerate(parts, 1):
-                    part.samples += batch.samples
-                    if part.request and (ended or steps - part.sent_at == self.overlap):
-                        self._outer_step(session, replica, part, part.request.wait(), ended)
-                        part.request = None
-                        continue
-                    due = self.local_steps * number // self.fragments
-                    if ended or (steps - due) % self.local_steps == 0:
-                        self._average(session, replica, part, steps, ended)
-                        if number == self.fragments:
+                for p, part in enumerate(parts):
+                    own.samples[p] += batch.samples
+                    due = self.local_steps * (p + 1) // self.fragments
+                    coder, mean = coders[p], None
+                    if request := means[p]:
+                        if ended or own.steps - own.sent_at[p] == self.overlap:
+                            mean, means[p], own.sent[p] = request.wait(), None, None
+                    elif ended or (own.steps - due) % self.local_steps == 0:
+                        theta_i = part.of(replica.weights())
+                        n = own.samples[p] if self.weighting == "size" else 1
+                        own.samples[p] = 0
+                        message = coder.message(own.theta[p] - theta_i, n) if coder else None
+                        if self.overlap and not ended:
+                            own.sent[p], own.n[p], own.sent_at[p] = theta_i, n, own.steps
+                            means[p] = (
+                                comm.iweighted_mean(theta_i, n)
+                                if message is None
+                                else comm.iall_gather(message)
+                            )
+                        elif message is None:
+                            mean = comm.weighted_mean(theta_i, n)
+                        else:
+                            mean = comm.all_gather(message)
+                        if part is parts[-1]:
                             session.averaged()
-        for part in parts:  # if the training ends with the target accuracy
-            if part.request:
-                part.request.wait()
+                    if mean is not None and coder:  # it is the ranks' messages
+                        theta = own.theta[p]
+                        mean = theta - coder.mean_of(mean, len(theta) - part.parameters)
+                    if mean is not None:
+                        with session.clock.phase("compute"):
+                            mixing = 0.0 if ended else self.mixing
+                            self._outer_step(replica, part, own.theta[p], own.v[p], mean, mixing)
+        for request in filter(None, means):  # if the training ends with the target accuracy
+            request.wait()
         if not ended:
             n = session.averaging_weight(self.weighting)
             replica.set_weights(session.aggregate(replica.weights(), n))
 
-    def _average(self, session: Session, replica: Replica, part: Fragment, step: int, ended: bool) -> None:
-        """Start to average a fragment, or average it at once."""
-        own, n = part.of(replica.weights()), part.samples if self.weighting == "size" else 1
-        part.samples = 0
-        comm, overlaps = session.comm, self.overlap and not ended
-        if part.compressor:
-            message = part.compressor.message(part.outer - own, n)
-            found = comm.iall_gather(message) if overlaps else comm.all_gather(message)
-        else:
-            found = comm.iweighted_mean(own, n) if overlaps else comm.weighted_mean(own, n)
-        if overlaps:
-            part.request, part.sent_at = cast("Request", found), step
-        else:
-            self._outer_step(session, replica, part, cast("Tensor", found), ended)
-
     def _outer_step(
-        self, session: Session, replica: Replica, part: Fragment, mean: Tensor, ended: bool
+        self, replica: Replica, part: Fragment, theta: Tensor, v: Tensor, mean: Tensor, mixing: float
     ) -> None:
-        """Move a fragment along the mean change of the ranks, and mix it into this rank's weights.
-
-        mean: of the ranks' weights; their messages, if what they send is compressed.
-        """
+        """Move a fragment along the mean change of the ranks, and mix it into this rank's weights."""
         n = part.parameters
-        if part.compressor:
-            mean = part.outer - part.compressor.mean_of(mean, len(part.outer) - n)
-        with session.clock.phase("compute"):
-            outer_step(part.outer[:n], mean[:n], part.velocity, self.outer_lr, self.outer_momentum)
-            part.outer[n:] = mean[n:]
-            mixed, mixing = part.outer.clone(), 0.0 if ended else self.mixing
-            if mixing:
-                own = part.of(replica.weights())[:n]
-                mixed[:n].mul_(1 - mixing).add_(own, alpha=mixing)
-            part.put(mixed, replica)
+        outer_step(theta[:n], mean[:n], v, self.outer_lr, self.outer_momentum)
+        theta[n:] = mean[n:]
+        mixed = theta.clone()
+        if mixing:
+            mixed[:n].mul_(1 - mixing).add_(part.of(replica.weights())[:n], alpha=mixing)
+        part.put(mixed, replica)

@@ -39,16 +39,19 @@ class Zero2(Strategy):
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
     needs_thread: ClassVar[bool] = True
+    overlaps_backward: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     uneven: Uneven = "join"
 
+    def stand_in(self) -> Strategy | None:
+        return self
+
     def train(self, session: Session) -> None:
         from trainer.parallel.sharded_gradient import ShardedGradientReplica
 
-        model = session.task.build_model(session.rank)
-        replica = ShardedGradientReplica(model, session.task, session.comm, reduce_scatter, all_gather)
+        replica = session.replica_of(ShardedGradientReplica, reduce_scatter, all_gather)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):

@@ -2,7 +2,7 @@
 
 gloo: those in its `allreduce.cc` (ring with at least two segments per rank), `allgather.cc` (ring),
 `broadcast.cc` (binomial tree), `barrier.cc` (dissemination) and `alltoall.cc` (all messages at once). torch
-makes a reduce-scatter of an all-reduce.
+makes a reduce-scatter of an all-reduce. Over other transports, ours is an all-to-all and a sum.
 
 mpi: the fixed decisions of Open MPI 5, `coll_tuned_decision_fixed.c`, simplified to the algorithms that are
 here: a segmented ring counts as a ring, and collectives other than all-reduce have one algorithm. For fewer
@@ -37,7 +37,7 @@ class Transport:
             them. A sender of the latter waits for the receiver.
         acknowledged: a send blocks until the receiving process has answered.
         overhead_s: software cost of a message, at the sender and again at the receiver.
-        core_s_per_byte: see Cluster; `python -m tests.bench overlap` measures it.
+        core_s_per_byte: see Cluster. With gloo, threads take 0.6 to 0.8 ns of CPU a byte.
         sleeps: a rank sleeps while it waits, so the CPU time of a collective is that of calling it. A rank
             that polls uses its core as long as it waits, and its CPU time says nothing.
     """
@@ -62,7 +62,7 @@ _MPI = Transport(
     choices={
         **_always(
             all_gather="ring",
-            reduce_scatter="ring",
+            reduce_scatter="pairwise",
             all_to_all="pairwise",
             gather="linear",
             broadcast="binomial",
@@ -109,7 +109,7 @@ TRANSPORTS: dict[str, Transport] = {
         choices=_always(
             all_reduce="direct",
             all_gather="direct",
-            reduce_scatter="ring",
+            reduce_scatter="direct",
             all_to_all="direct",
             gather="linear",
             broadcast="linear",

@@ -174,7 +174,12 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         "recursive_doubling": doubling_all_gather,
         "direct": direct_all_gather,
     },
-    "reduce_scatter": {"ring": ring_reduce_scatter, "all_reduce": segmented_ring_all_reduce},
+    "reduce_scatter": {
+        "ring": ring_reduce_scatter,
+        "pairwise": pairwise_all_to_all,
+        "direct": direct_all_to_all,
+        "all_reduce": segmented_ring_all_reduce,
+    },
     "all_to_all": {"pairwise": pairwise_all_to_all, "direct": direct_all_to_all},
     "gather": {"linear": linear_gather},
     "broadcast": {"binomial": binomial_broadcast, "linear": linear_broadcast},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ class Checkpoint:
 class Checkpointer:
     """Writes and restores checkpoints at the spec's intervals; does nothing if it has none.
 
-    A checkpoint holds the rank's replica, metrics, clock and traffic. So the seconds and bytes of a resumed
-    run are those of the work in its weights. The time to write a checkpoint is in the clock of the next
-    one, so it is lost for the checkpoint from which a run resumes.
+    A checkpoint holds the rank's replica, metrics, clock and traffic, and the strategy's state. So the
+    seconds and bytes of a resumed run are those of the work in its weights. The time to write a checkpoint
+    is in the clock of the next one, so it is lost for the checkpoint from which a run resumes.
     """
 
     def __init__(
@@ -48,10 +49,18 @@ class Checkpointer:
         events: EventWriter,
         comm: Communicator,
         metrics: TrainingMetrics,
+        strategy_state: Callable[[], tuple[dict[str, Any], ...]],
     ) -> None:
-        """Raises CheckpointError if checkpoints are requested and the context has no directory for them."""
+        """
+        Args:
+            strategy_state: the state of the strategy beside the replica.
+
+        Raises:
+            CheckpointError: Checkpoints are requested, and the context has no directory for them.
+        """
         spec = task.spec
         self._spec, self._events, self._comm, self._metrics = spec, events, comm, metrics
+        self._strategy_state = strategy_state
         if spec.checkpoints and context.checkpoint_dir is None:
             raise CheckpointError("the run writes checkpoints, but SHARDYARD_CHECKPOINTS is not set")
         directory = context.checkpoint_dir or Path()  # unused without checkpoints
@@ -180,6 +189,7 @@ class Checkpointer:
                 "replica": replica.state(),
                 "metrics": self._metrics.state(),
                 "clock": clock.state(),
+                "strategy": self._strategy_state(),
                 "traffic": [traffic.state() for traffic in _traffic_of(self._comm)],
             }
             written = self._store.write(position, state)

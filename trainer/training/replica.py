@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,25 @@ from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
 from trainer.training.task import Task
 from trainer.training.trained import statistics, trained_parameters
+
+
+class Moment(NamedTuple):
+    """A moment within the passes of a batch.
+
+    Attributes:
+        micro_batch: its number, from 1.
+        last: whether it is the last of the batch.
+        event: forward, backward: of a block, which has begun; gradient: of a parameter, which is ready.
+        number: of the block in the chain, or of the parameter among those that are trained.
+    """
+
+    micro_batch: int
+    last: bool
+    event: Literal["forward", "backward", "gradient"]
+    number: int
+
+
+Listener = Callable[[Moment], object]
 
 
 class Replica:
@@ -45,6 +65,9 @@ class Replica:
         self._targets: Sequence[Tensor] = self._outputs
         self._clock, self._loss_function = clock, task.spec.loss
         self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
+        self._micro_batch = 0  # the number of the present one
+        self._listener: Listener | None = None
+        self._hears_blocks = False
         self._bf16 = task.spec.precision == "bf16"
         is_set = {
             "accumulate": self._micro_batches > 1,
@@ -96,6 +119,15 @@ class Replica:
         for group in self._optimizer.param_groups:
             group["lr"] = lr * (group.setdefault("initial_lr", group["lr"]) / self._built_lr)
 
+    def listen(self, listener: Listener | None, blocks: bool = False) -> None:
+        """Call `listener` in each `backward`, whenever a gradient is ready.
+
+        Args:
+            listener: None: nobody.
+            blocks: whether also when a block begins its forward or its backward pass.
+        """
+        self._listener, self._hears_blocks = listener, blocks
+
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
 
@@ -107,9 +139,10 @@ class Replica:
         """
         losses, outputs = [], []
         self.unused_fields.discard("accumulate")
-        with self._clock.phase("compute"):
+        with self._clock.phase("compute"), self._told(len(batch.targets)):
             self.zero_grad()
             for number, (inputs, targets, share, counts) in enumerate(self._in_micro_batches(batch), 1):
+                self._micro_batch = number
                 self._begin_micro_batch(last=number == self._micro_batches)
                 # Of ignored targets, samples have no weight in the loss and count in statistics.
                 ignored = self._loss_function.weighted and batch.samples > 0
@@ -127,6 +160,36 @@ class Replica:
             if weight:
                 self.loss = torch.stack(losses).sum()
                 self._outputs, self._targets = outputs, [batch.targets]
+
+    @contextmanager
+    def _told(self, samples: int) -> Iterator[None]:
+        """Tell the listener of the passes in a block of code. samples: of the batch."""
+        if (listener := self._listener) is None:
+            yield
+            return
+
+        def tell(event: Literal["forward", "backward", "gradient"], number: int, *_: object) -> None:
+            moment = Moment(self._micro_batch, self._micro_batch == self._micro_batches, event, number)
+            self._clock.charge(samples, moment)
+            listener(moment)
+
+        def follow(number: int, _: object, inputs: object, output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(partial(tell, "backward", number))
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(tell, "gradient", number))
+            for number, parameter in enumerate(self._parameters)
+            if parameter.requires_grad
+        ]
+        for number, block in enumerate(self.model.children() if self._hears_blocks else ()):
+            hooks.append(block.register_forward_pre_hook(partial(tell, "forward", number)))
+            hooks.append(block.register_forward_hook(partial(follow, number)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _in_micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
         """The micro-batches of a batch: inputs, targets, their share of the loss, and whether they count.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from trainer.comm.base import Communicator
 from trainer.comm.errors import CommunicationError
 from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
+from trainer.core.clock import Span
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult, listed_waits
@@ -43,6 +44,7 @@ from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 MEAN = MeanAggregation()
+Own = TypeVar("Own", bound=Replica)
 
 
 class Session:
@@ -80,7 +82,12 @@ class Session:
         self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
         self._aggregator = Aggregator(comm, task.spec, task.rngs, data.classes, context.rank)
         self._metrics = TrainingMetrics(data, parts, events)
-        self._checkpointer = Checkpointer(context, task, events, comm, self._metrics)
+        # The strategy's state: what all ranks hold alike, which a rank that returns receives, and its own.
+        self._common, self._own = SimpleNamespace(), SimpleNamespace()
+        self._restored: dict[str, dict[str, Any]] = {}  # both, from a checkpoint
+        self._checkpointer = Checkpointer(
+            context, task, events, comm, self._metrics, lambda: (vars(self._common), vars(self._own))
+        )
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING
         self._read: tuple[Checkpoint | None] | None = None
@@ -93,7 +100,6 @@ class Session:
         self._returned = bool(context.incarnation)  # this rank, while the others were training
         self._uncovered = self._returned  # the partitions of the epochs before it returned
         self._joining: list[int] = []  # ranks that have returned before the present epoch
-        self._common = SimpleNamespace()  # the strategy's state, which such a rank receives
 
     def _batch_loader(self) -> BatchLoader:
         task, spec, device = self.task, self.spec, self.comm.device
@@ -112,20 +118,53 @@ class Session:
         model = self.task.build_model(self._replica_number, weights_seed, self.comm.device)
         return Replica(model, self.task, self.clock)
 
+    def replica_of(self, kind: type[Own], *arguments: Any) -> Own:
+        """Like `replica`, of a kind of its own.
+
+        Args:
+            kind: a class of replicas. It gets the torch module, the task, the communicator and `arguments`.
+        """
+        model = self.task.build_model(self._replica_number, device=self.comm.device)
+        make: Any = kind
+        replica: Own = make(model, self.task, self.comm, *arguments)
+        return replica
+
     def common_state(self, **values: Tensor | int) -> SimpleNamespace:
         """The state that all ranks hold alike beside the weights, such as a velocity or a count of steps.
 
-        Call it once, before `epochs`. A rank that returns receives the weights and this state from the
-        others, before the epoch in which it joins them.
+        Call it once, between `start` and `epochs`. Checkpoints contain it. A rank that returns receives the
+        weights and this state from the others, before the epoch in which it joins them.
 
         Args:
             values: float32 of shape (n,), or whole numbers below 2²⁴; the same on all ranks.
 
         Returns:
-            An object with these values as its attributes, which the strategy reads and sets.
+            An object with these values as its attributes, or those of the checkpoint from which the run
+            resumes. The strategy reads and sets them.
         """
-        self._common = SimpleNamespace(**values)
+        self._common = SimpleNamespace(**self._restored.get("common", values))
         return self._common
+
+    def own_state(self, **values: Any) -> SimpleNamespace:
+        """The state that this rank has to itself beside its replica, such as what it has sent.
+
+        Call it once, between `start` and `epochs`. Checkpoints contain it.
+
+        Args:
+            values: tensors, numbers, None, and lists of them.
+
+        Returns:
+            As `common_state`.
+        """
+        self._own = SimpleNamespace(**self._restored.get("own", values))
+        return self._own
+
+    def restarting(self) -> Span:
+        """A `with` block in which a resumed run starts again what was in flight at the checkpoint.
+
+        The bytes of these exchanges have been counted before. What was sent is part of `own_state`.
+        """
+        return self.clock.phase("evaluate")
 
     def _checkpoint(self) -> Checkpoint | None:
         """The checkpoint from which the run resumes, read once. Every rank calls it."""
@@ -163,6 +202,11 @@ class Session:
             if warm_up:
                 warm_up(next(self._loader.batches(1))[0])
             self._resumed_at = self._checkpointer.restore(checkpoint, replica)
+            common, own = checkpoint.state["strategy"]
+            self._restored = {
+                "common": _on_device(common, self.comm.device),
+                "own": _on_device(own, self.comm.device),
+            }
         wait_for_limits(self._context, self._events)
         self._probe_links()
         reset_peak_memory()
@@ -284,7 +328,7 @@ class Session:
     def epochs(
         self,
         *,
-        evaluate: Literal["replicas", "local", "average", "server"] = "replicas",
+        evaluate: Literal["replicas", "local", "average", "server"] | Callable[[], Tensor] = "replicas",
         weighting: Weighting | None = "equal",
         aggregation: Aggregation = MEAN,
     ) -> Iterator[int]:
@@ -298,7 +342,8 @@ class Session:
             evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
                 hold; each evaluates its share of the test split. "local": each rank's own weights, on the
                 whole test split. "average": what `aggregate` makes of all ranks' weights; then each rank
-                continues with its own. "server": the server's weights, which all ranks receive.
+                continues with its own. "server": the server's weights, which all ranks receive. A function:
+                the weights that it returns, the same on all ranks, as with "average".
             weighting: how the average is weighted, see `averaging_weight`.
             aggregation: the rule of the average.
         """
@@ -330,7 +375,7 @@ class Session:
         self,
         epoch: int,
         target: Target,
-        evaluate: str,
+        evaluate: str | Callable[[], Tensor],
         weighting: Weighting | None,
         aggregation: Aggregation,
     ) -> bool:
@@ -340,9 +385,11 @@ class Session:
         loss = None if self.is_server or replica.loss is None else replica.loss.item()
         with self.clock.phase("evaluate"):
             consensus: dict[str, float] = {}
-            if evaluate == "average":
+            own: Tensor | None = None
+            if evaluate == "average" or callable(evaluate):
                 own = replica.weights()
-                mean = self.aggregate(own, self.averaging_weight(weighting), aggregation)
+                weight = self.averaging_weight(weighting)
+                mean = evaluate() if callable(evaluate) else self.aggregate(own, weight, aggregation)
                 consensus["consensus_distance"] = self._rms((own - mean).norm())
                 replica.set_weights(mean)
             elif evaluate == "server":
@@ -350,7 +397,7 @@ class Session:
             accuracy, test_loss = self._metrics.evaluated = self.evaluate(
                 replica, alone=evaluate == "local"
             )
-            if evaluate == "average":
+            if own is not None:
                 replica.set_weights(own)
             reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
             self._metrics.report(
@@ -611,3 +658,15 @@ class Session:
             if weights is None
             else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
         }
+
+
+def _on_device(value: Any, device: str) -> Any:
+    """A value of a strategy's state whose tensors were loaded into main memory."""
+    match value:
+        case Tensor():
+            return value.to(device)
+        case list():
+            return [_on_device(each, device) for each in value]
+        case dict():
+            return {name: _on_device(each, device) for name, each in value.items()}
+    return value

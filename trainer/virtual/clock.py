@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 from trainer.core.clock import WORK, Clock, Phase
@@ -18,10 +18,12 @@ class StepCosts:
     Attributes:
         gradient_s: those of the forward and backward pass of a batch, by its number of samples.
         update_s: those of a step of the optimizer.
+        shares: the share of `gradient_s` that has been paid by a moment in the passes, in their order.
     """
 
     gradient_s: Callable[[int], float]
     update_s: float = 0.0
+    shares: Mapping[Hashable, float] = field(default_factory=dict)
 
     @classmethod
     def given(cls, options: VirtualOptions) -> Self | None:
@@ -52,6 +54,7 @@ class VirtualClock(Clock):
         self.now_s = 0.0
         self._speed, self._costs = speed, costs
         self._charged_s = self._spent_since_s = 0.0
+        self._paid = 0.0  # the share of the cost of the present gradient
         self.resumed = False
         self._unplayed = dict.fromkeys(WORK, 0.0)
 
@@ -60,13 +63,19 @@ class VirtualClock(Clock):
         self.resumed = True
 
     @property
+    def given(self) -> bool:
+        return self._costs is not None
+
+    @property
     def charged_s(self) -> float | None:
         """The CPU seconds that were charged; None on a clock that measures."""
         return None if self._costs is None else self._charged_s
 
-    def charge(self, samples: int) -> None:
+    def charge(self, samples: int, until: Hashable = None) -> None:
         if self._costs is not None:
-            self._spend(self._costs.gradient_s(samples))
+            share = 1.0 if until is None else max(self._costs.shares[until], self._paid)
+            self._spend(self._costs.gradient_s(samples) * (share - self._paid))
+            self._paid = 0.0 if until is None else share
 
     def charge_update(self) -> None:
         if self._costs is not None:

@@ -243,6 +243,14 @@ class VirtualCommunicator(Communicator):
         rows: Tensor = self._meet(Kind.ALL_TO_ALL, buffer.nbytes, buffer, torch.stack)
         return rows[:, self.rank].clone()
 
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        rows: Tensor = self._meet(
+            Kind.REDUCE_SCATTER, buffer.nbytes, buffer.view(self.size, -1), torch.stack
+        )
+        return rows[:, self.rank].sum(dim=0)
+
     def _gather(self, buffer: Tensor, root: int) -> Tensor | None:
         import torch
 

@@ -21,8 +21,8 @@ from trainer.virtual.clock import StepCosts, VirtualClock
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.group import VirtualGroup
 from trainer.virtual.memory import check_memory
-from trainer.virtual.options import MEASURED, VirtualOptions
-from trainer.virtual.sample import Sample
+from trainer.virtual.options import VirtualOptions
+from trainer.virtual.sample import Sample, given_costs
 from trainer.virtual.sampled import SampledCommunicator, SampledSession
 from trainer.virtual.shared_module import SharedModule, VirtualSession
 from trainer.virtual.simulation import VirtualSimulation
@@ -39,7 +39,8 @@ def run_virtual(
     """Train all ranks of a run, or simulate their exchanges alone; True if all of them succeeded."""
     workers = min(options.workers, context.size)
     try:
-        sample = None if options.trains else Sample(task, StepCosts.given(options))
+        costs = given_costs(task, options)
+        sample = None if options.trains else Sample(task, costs)
         if sample is None:
             check_memory(task, workers, session_kind(task, None) is not None)
     except Exception as error:
@@ -47,9 +48,9 @@ def run_virtual(
         return False
     _allow_files(FILES_PER_RANK * context.size)
     if workers == 1:
-        return _train_ranks(range(context.size), context, task, events, orchestrator, options, sample)
+        return _train_ranks(range(context.size), context, task, events, orchestrator, costs, sample)
     share = Share.fork(workers, context.size)
-    train = partial(_train_ranks, share.ranks, context, task, events, orchestrator, options, share=share)
+    train = partial(_train_ranks, share.ranks, context, task, events, orchestrator, costs, share=share)
     return share.run(train, events.as_rank)
 
 
@@ -59,7 +60,7 @@ def _train_ranks(
     task: Task,
     events: EventWriter,
     orchestrator: int | None,
-    options: VirtualOptions,
+    costs: StepCosts | None,
     sample: Sample | None = None,
     share: Share | None = None,
 ) -> bool:
@@ -81,7 +82,7 @@ def _train_ranks(
     with Watchdog([*writers.values()], parent, loss=loss) as watchdog:
         for writer in writers.values():
             writer.write("start", pid=os.getpid(), **attempt_fields(context))
-        in_turns(train, task.spec, options, sample, share)
+        in_turns(train, task.spec, costs, sample, share)
     return all(succeeded.values())
 
 
@@ -96,7 +97,7 @@ def _allow_files(number: int) -> None:
 def in_turns(
     body: Callable[[VirtualCommunicator], object],
     spec: RunSpec,
-    options: VirtualOptions = MEASURED,
+    costs: StepCosts | None = None,
     sample: Sample | None = None,
     share: Share | None = None,
 ) -> Sequence[RankReplay]:
@@ -105,13 +106,14 @@ def in_turns(
     Args:
         body: gets the rank's communicator. It catches its own errors, and then calls `comm.abort()`.
         spec: of the run, which describes the cluster.
+        costs: what ranks pay for a step; None: the CPU time that it takes.
         sample: the replica whose costs the ranks pay; None: they compute.
         share: the ranks on which this process runs it, while others do so on the rest; None: it has all.
 
     Returns:
         The times of each rank.
     """
-    costs = sample.costs if sample else StepCosts.given(options)
+    costs = sample.costs if sample else costs
     kind, connected = _kind_of_rank(spec, sample), SampledCommunicator if sample else VirtualCommunicator
     cluster = cluster_of_run(spec)
     own = share.ranks if share else range(cluster.size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from copy import deepcopy
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,8 @@ from trainer.core.strategy import Uneven
 from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch, BatchLoader, PartitionedSplit
-from trainer.training.replica import Replica
-from trainer.training.session import Session
+from trainer.training.replica import Moment, Replica
+from trainer.training.session import Own, Session
 from trainer.training.task import Task
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.sample import Sample
@@ -63,33 +64,73 @@ class SampledCommunicator(VirtualCommunicator):
         self._meet(Kind.ALL_REDUCE, buffer.nbytes)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
+        if not buffer.is_meta:
+            return super()._all_gather(buffer)
         self._meet(Kind.ALL_GATHER, buffer.nbytes)
         return buffer.new_empty(self.size, len(buffer))
+
+    def _reduce_scatter(self, buffer: Tensor) -> Tensor:
+        self._meet(Kind.REDUCE_SCATTER, buffer.nbytes)
+        return buffer.new_empty(len(buffer) // self.size)
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._meet(Kind.BROADCAST, buffer.nbytes, peer=root)
 
 
-class SampledReplica(Replica):
+class Playing(Replica):
     """A replica on torch's device `meta`. It pays for steps that it does not compute.
+
+    Attributes:
+        sample: whose costs it pays.
+    """
+
+    sample: Sample
+    _has_stepped = False
+
+    def backward(self, batch: Batch, weight: float = 1.0) -> None:
+        samples = batch.targets.shape[0]
+        if self._listener:
+            self.zero_grad()
+            for moment in self.sample.costs.shares:
+                self._tell(cast("Moment", moment), samples)
+        self._clock.charge(samples)
+        if self.activation_bytes is None:  # in the first step
+            self.activation_bytes = self.sample.gradient(samples).activation_bytes
+
+    def _tell(self, moment: Moment, samples: int) -> None:
+        if moment.event == "gradient":
+            parameter = self._parameters[moment.number]
+            parameter.grad = torch.empty_like(parameter)
+        if self._listener and (self._hears_blocks or moment.event == "gradient"):
+            self._clock.charge(samples, moment)
+            self._listener(moment)
+
+    def step(self) -> None:
+        if self._clip_norm is not None:
+            self._clip_gradient(self._clip_norm)
+        if not self._has_stepped:  # makes the state of the optimizer, which has a size
+            self._optimizer.step()
+            self._has_stepped = True
+        self._clock.charge_update()
+
+
+class SampledReplica(Playing):
+    """A replica that is not sharded.
 
     Its flat tensors have the lengths of real ones. Each is shared, because it has no values.
     """
 
     def __init__(self, sample: Sample, task: Task, clock: Clock) -> None:
         super().__init__(sample.model, task, clock)
-        self._sample = sample
+        self.sample = sample
         self._has_gradient = self._has_optimizer_state = False
         buffers = sum(buffer.numel() for buffer in self._statistics)
         lengths = self.parameter_count, buffers, self.parameter_count + buffers, sample.optimizer_state
         self._flat = [torch.empty(length, device="meta") for length in lengths]
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
-        samples = batch.targets.shape[0]
-        self._clock.charge(samples)
-        if not self._has_gradient:  # in the first step
-            self._has_gradient = True
-            self.activation_bytes = self._sample.gradient(samples).activation_bytes
+        super().backward(batch, weight)
+        self._has_gradient = True
 
     def step(self) -> None:
         self._clock.charge_update()
@@ -99,7 +140,7 @@ class SampledReplica(Replica):
     def state_bytes(self) -> dict[str, int]:
         holds = {"gradient": self._has_gradient, "optimizer": self._has_optimizer_state}
         return {
-            kind: size if holds.get(kind, True) else 0 for kind, size in self._sample.state_bytes.items()
+            kind: size if holds.get(kind, True) else 0 for kind, size in self.sample.state_bytes.items()
         }
 
     def gradient(self) -> Tensor:
@@ -167,6 +208,11 @@ class SampledSession(Session):
 
     def replica(self, weights_seed: int = 0) -> Replica:
         return SampledReplica(self._sample, self.task, self.clock)
+
+    def replica_of(self, kind: type[Own], *arguments: Any) -> Own:
+        playing: Any = type(f"Playing{kind.__name__}", (kind, Playing), {"sample": self._sample})
+        replica: Own = playing(deepcopy(self._sample.model), self.task, self.comm, *arguments)
+        return replica
 
     def _timed(
         self, epoch: int, batches: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven

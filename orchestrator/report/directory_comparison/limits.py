@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.report.directory_comparison.differences import Difference
+from orchestrator.report.directory_comparison.differences import Directories
 from orchestrator.report.findings.decide import Compared
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
@@ -39,42 +38,31 @@ class Limits:
             found[name] = float(matched[2] or matched[4]) / 100
         return cls(**found)
 
-    def broken(self, missing: Mapping[str, Sequence[str]], differences: Sequence[Difference]) -> list[str]:
+    def broken(self, found: Directories) -> list[str]:
         """What breaks a limit, a line each.
 
         A loss counts if it is claimed and was measured above the limit. A configuration that finished in
         the reference alone counts, too. Raises InputError if seeds are too few to claim anything.
-
-        Args:
-            missing: the configurations that finished in the reference and are not in a directory, by
-                directory.
-            differences: the differences of the others.
         """
-        lines = [f"{where}: {name}: it has no run" for where, names in missing.items() for name in names]
-        for difference in differences:
-            match = difference.match
-            at = f"{match.directory}: {match.name}"
-            if match.reference.ok and not match.other.ok:
+        lines = [f"{at}: {name}: it has no run" for at, names in found.missing.items() for name in names]
+        for each in found.differences:
+            at = f"{each.directory}: {each.name}"
+            if each.reference.ok and not each.other.ok:
                 lines.append(f"{at}: no run finished")
-            for limit, compared in ((self.slower, difference.time), (self.accuracy, difference.accuracy)):
+            for limit, compared in ((self.slower, each.time), (self.accuracy, each.accuracy)):
                 if limit is not None and compared and _lost(compared, limit):
                     lines.append(f"{at}: above the limit: {compared.written}")
-        if not lines:
-            self._check_seeds(differences)
-        return lines
-
-    def _check_seeds(self, differences: Sequence[Difference]) -> None:
-        for wanted, name, compared in (
-            (self.slower, "slower", [each.time for each in differences]),
-            (self.accuracy, "accuracy", [each.accuracy for each in differences]),
+        for name, limit, known in (
+            ("slower", self.slower, [each.time for each in found.differences]),
+            ("accuracy", self.accuracy, [each.accuracy for each in found.differences]),
         ):
-            if wanted is not None and all(
-                each is None or each.verdict == "too_few_seeds" for each in compared
-            ):
+            few = all(each is None or each.verdict == "too_few_seeds" for each in known)
+            if limit is not None and few and not lines:
                 raise InputError(
                     f"--fail-on {name}: no configuration has {MIN_SEEDS} seeds in both directories, so "
                     "nothing can be claimed; run both sweeps with --repeat 5"
                 )
+        return lines
 
 
 def _lost(compared: Compared, limit: float) -> bool:

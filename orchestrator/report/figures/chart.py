@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.axes import Axis
+from orchestrator.report.figures.spec import Spec
 from orchestrator.report.figures.theme import config
 
-Spec = dict[str, Any]
-
-WIDTH = 420  # pixels of the plot in half of the page's width
-FULL_WIDTH = 940
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 HALF_PAGE = 580  # pixels of a figure with its axes and names
 PAGE = 1180
+CHARACTER = 7  # pixels of a character of a name, in most fonts
 # Names are wider in some readers' fonts than in the one in which a figure is measured.
 PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
@@ -51,23 +50,36 @@ class Chart:
 
     @classmethod
     def of(
-        cls, drawn: alt.TopLevelMixin, wide: bool = False, log_axis: Literal["x", "y"] | None = None
+        cls,
+        view: Spec,
+        title: str,
+        subtitle: str | Sequence[str] = (),
+        *,
+        wide: bool = False,
+        log_axis: Literal["x", "y"] | None = None,
+        axis: Axis | None = None,
     ) -> Chart:
-        """The figure that Altair describes, of charts of `data_of` or `chart_of`.
+        """The figure of a view, whose records become named datasets.
 
         The reader can hide series: records with a field `series` obey the parameter `hidden`.
+
+        Args:
+            log_axis: the axis that the reader may switch, if `axis` can be both.
         """
-        spec = {**drawn.to_dict(validate=False), "background": None, "config": config()}
         names: dict[str, str] = {}
-        _add_data(spec, names)
+        spec = {"$schema": SCHEMA, "title": {"text": title, "subtitle": subtitle}, **_named(view, names)}
         datasets = {name: json.loads(records) for records, name in names.items()}
         if any("series" in record for records in datasets.values() for record in records[:1]):
-            spec["params"] = [*spec.get("params", []), {"name": HIDDEN, "value": []}]
-        return cls({**spec, "datasets": datasets}, wide, log_axis)
+            spec["params"] = [{"name": HIDDEN, "value": []}]
+        if log_axis and axis and axis.domains:
+            spec["usermeta"] = {"domains": axis.domains}
+        else:
+            log_axis = None
+        return cls({**spec, "background": None, "config": config(), "datasets": datasets}, wide, log_axis)
 
 
-def _add_data(view: Any, names: dict[str, str]) -> None:
-    """Name the data of a view and of the views in it, and let them obey `hidden`.
+def _named(view: Any, names: dict[str, str]) -> Any:
+    """A view with the names of its records, and of those of the views in it, which obey `hidden`.
 
     The filter belongs to the view that has the data: Vega-Lite does not pass it to views with data of their
     own inside it.
@@ -76,49 +88,13 @@ def _add_data(view: Any, names: dict[str, str]) -> None:
         names: the names of data, by their records as JSON.
     """
     if isinstance(view, list):
-        for each in view:
-            _add_data(each, names)
-    if not isinstance(view, dict):
-        return
-    if "name" in (data := view.get("data") or {}):
-        written = data["name"]
-        view["data"] = {"name": names.setdefault(written, f"data-{len(names)}")}
-        if any("series" in record for record in json.loads(written)[:1]):
-            view["transform"] = [VISIBLE, *view.get("transform", [])]
-    for inner in ("layer", "hconcat", "vconcat", "spec"):
-        _add_data(view.get(inner), names)
-
-
-def data_of(records: Sequence[Mapping[str, Any]]) -> alt.NamedData:
-    """These records, which the specification holds in the end.
-
-    Altair copies all records whenever charts are composed, but not a name.
-    """
-    return alt.NamedData(name=json.dumps([dict(record) for record in records], ensure_ascii=False))
-
-
-def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """A chart of these records."""
-    return alt.Chart(data_of(records))
-
-
-def in_lines(names: Mapping[str, Sequence[str]]) -> str:
-    """A `labelExpr` that writes each label of an axis or a facet as these lines."""
-    lines = {name: list(of) if len(of) > 1 else of[0] for name, of in names.items()}
-    return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"
-
-
-def layered(*layers: alt.Chart) -> alt.LayerChart:
-    """These charts over each other, the first one at the back."""
-    return alt.LayerChart(layer=list(layers))
-
-
-def panel_header(titles: Mapping[str, Sequence[str]]) -> alt.Header:
-    """Headings of a facet by series: these lines, at the left edge of each panel."""
-    return alt.Header(
-        labelExpr=in_lines(titles),
-        labelAnchor="start",
-        labelLineHeight=14,
-        labelPadding=4,
-        labelFontSize=11,
-    )
+        return [_named(each, names) for each in view]
+    inner = ("layer", "hconcat", "concat", "spec")
+    found = {name: _named(part, names) if name in inner else part for name, part in view.items()}
+    if "data" in view:
+        records = view["data"]["values"]
+        written = json.dumps(records, ensure_ascii=False)
+        found["data"] = {"name": names.setdefault(written, f"data-{len(names)}")}
+        if any("series" in record for record in records[:1]):
+            found["transform"] = [VISIBLE, *view.get("transform", [])]
+    return found

@@ -2,118 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import Chart, chart_of
-from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.lines import record, tooltip
-from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.style import Style
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import INTERVAL, Point, Subject
+from orchestrator.report.figures.lines import Lines
+from orchestrator.report.figures.spec import Spec, layer
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.quantities import Q
+from orchestrator.report.statistics.spread import span
 
 LEAST_CONFIGURATIONS = 2  # on several nodes
 MOST_NAMED = 24  # lines that one plot over the whole page has names for
 
 
-def accuracy_and_time(groups: Sequence[Group], style: Style) -> Chart | None:
+def accuracy_and_time(subject: Subject) -> Chart | None:
     """A point for each configuration; a line joins those that differ in their number of nodes.
 
     None with fewer than two configurations on several nodes.
     """
-    points = [
-        (group, group.accuracy, took.mean)
-        for group in groups
-        if group.accuracy and group.first.times_compare and (took := Q.train_s.over(group))
-    ]
-    if sum(not group.serial for group, _, _ in points) < LEAST_CONFIGURATIONS:
+    view = subject.view
+    points = []
+    for group in sorted(view.line_groups, key=lambda group: group.shape.ranks):
+        point, took = subject.point(group, Q.accuracy), subject.point(group, Q.train_s)
+        if point and took and group.first.times_compare:
+            points.append({**point, "train_s": took["mean"], "when": took["written"]})
+    if sum(not point["serial"] for point in points) < LEAST_CONFIGURATIONS:
         return None
-    order = style.order(groups)
-    points.sort(key=lambda each: (order.index(each[0].series), each[0].line, each[0].shape.ranks))
-    shown = [group for group, _, _ in points]
-    records = [
-        {**record(group, reached, percent, shown), "train_s": took, "when": seconds(took)}
-        for group, reached, took in points
-    ]
-    clock = shown[0].first.clock
-    ranges = [(point["low"], point["high"]) for point in records]
-    x = amount_axis([point["train_s"] for point in records], "train_s", f"{clock} time, s")
-    y = share_axis([point["mean"] for point in records], "mean", "test accuracy", ranges)
-    numbers = chart_of([point for point in records if not point["serial"]]).encode(x=x.x, y=y.y)
-    return Lines(
-        title=f"Accuracy and {clock} time of each configuration",
-        records=records,
-        groups=shown,
-        style=style,
-        x=x,
-        y=y,
-        tooltip=tooltip("test accuracy", ("when", f"{clock} time")),
-        remarks=[numbers.mark_text(dx=8, dy=-8, color=colour("soft"), aria=False).encode(text="nodes:N")],
-        log_axis="x",
-        band=False,
-        most_together=MOST_NAMED,
-    ).chart()
+    lines = _lines(subject, f"Accuracy and {view.clock} time of each configuration", points)
+    on_axes = [point for point in points if not point["serial"] and not lines.y.outside(point["mean"])]
+    numbers = layer(
+        "text",
+        {"dx": 8, "dy": -8, "color": colour("soft")},
+        records=on_axes,
+        x=lines.x.channel,
+        y=lines.y.channel,
+        text="nodes:N",
+    )
+    return replace(lines, remarks=[numbers], band=False, most_together=MOST_NAMED).chart()
 
 
-def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Chart | None:
-    """Serial and all groups of `shape`; None if no epoch was evaluated.
+def accuracy_over_time(subject: Subject) -> Chart | None:
+    """Serial and all groups of the view's shape; None if no epoch was evaluated.
 
     The line of a group with local models is their mean. Its last point is the averaged model.
     """
-    order = style.order(groups)
-    shown = [group for group in groups if (group.serial or group.shape == shape) and curve(group)]
-    shown.sort(key=lambda group: (order.index(group.series), group.partitioner_label))
-    if not shown:
+    view = subject.view
+    groups = [group for group in view.line_groups if group.serial or group.shape == view.shape]
+    points = [point for group in groups for point in _over_time(subject, group)]
+    if not points:
         return None
-    records = [point for group in shown for point in _records(group, shown)]
-    clock = shown[0].first.clock
-    times = [point["train_s"] for point in records]
-    accuracies = [point["mean"] for point in records]
-    target = shown[0].first.run.target_accuracy
-    ranges = [(point["low"], point["high"]) for point in records]
-    values = [*accuracies, *([target] if target is not None else [])]
-    y = share_axis(values, "mean", "test accuracy", ranges)
-    epoch = ("when", f"{clock} time")
+    target = view.workload.target_accuracy
+    lines = _lines(subject, f"Accuracy against {view.clock} time, {view.shape.label}", points, target)
+    return (lines if target is None else replace(lines, behind=_target(target, lines.y.channel))).chart()
+
+
+def _lines(subject: Subject, title: str, points: list[Point], *marked: float | None) -> Lines:
+    """marked: further accuracies on the axis."""
+    clock = f"{subject.view.clock} time"
+    bounds = [(point["low"], point["high"]) for point in points]
+    values = [*(point["mean"] for point in points), *(each for each in marked if each is not None)]
     return Lines(
-        title=f"Accuracy against {clock} time, {shape.label}",
-        records=records,
-        groups=shown,
-        style=style,
-        x=amount_axis(times, "train_s", f"{clock} time, s"),
-        y=y,
-        tooltip=tooltip("test accuracy", epoch),
-        behind=_target(target, y.y) if target is not None else [],
+        title=title,
+        records=points,
+        style=subject.style,
+        x=amount_axis([point["train_s"] for point in points], "train_s", f"{clock}, s"),
+        y=share_axis(values, "mean", "test accuracy", bounds),
+        tips={"name": "strategy", "nodes": "nodes", "when": clock, "written": "test accuracy", **INTERVAL},
         log_axis="x",
-    ).chart()
-
-
-def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
-    """The curve of a group. With local models, the step to their average is the last point."""
-    points = curve(group)
-    local = has_local_models(group)
-    drawn = [
-        (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
-        for point in points
-    ]
-    final, train_s = group.accuracy, Q.train_s.over(group)
-    if local and final and train_s:
-        at = max(train_s.mean, points[-1].train_s)
-        drawn.append((at, final, f"{seconds(at)}, average of the local models"))
-    return [
-        {**record(group, accuracy, percent, shown), "train_s": at, "when": when}
-        for at, accuracy, when in drawn
-    ]
-
-
-def _target(target: float, y: alt.Y) -> list[alt.Chart]:
-    base = chart_of([{"series": "target", "mean": target}]).encode(y=y)
-    rule = base.mark_rule(color=colour("axis"), strokeDash=[4, 3], aria=False)
-    text = base.mark_text(
-        text=f"target, {percent(target)}", color=colour("soft"), align="left", dx=4, dy=-7
     )
-    return [rule, text.encode(x=alt.value(0))]
+
+
+def _over_time(subject: Subject, group: Group) -> list[Point]:
+    """The curve of a group. With local models, the step to their average is the last point."""
+    points, final, took = curve(group), subject.point(group, Q.accuracy), Q.train_s.over(group)
+    if not points or final is None:
+        return []
+    found = []
+    for point in points:
+        mean = point.accuracy.mean
+        low, high = point.interval or (mean, mean)
+        written = {"written": percent(mean), "interval": span(low, high, percent) if low < high else ""}
+        at = {"train_s": point.train_s, "when": f"{seconds(point.train_s)}, epoch {point.epoch}"}
+        found.append({**final, "mean": mean, "low": low, "high": high, **written, **at})
+    if has_local_models(group) and took:
+        end = max(took.mean, points[-1].train_s)
+        found.append({**final, "train_s": end, "when": f"{seconds(end)}, average of the local models"})
+    return found
+
+
+def _target(target: float, y: Spec) -> list[Spec]:
+    at = [{"series": "target", "mean": target}]
+    style = {"text": f"target, {percent(target)}", "color": colour("soft"), "align": "left"}
+    return [
+        layer("rule", {"color": colour("axis"), "strokeDash": [4, 3]}, records=at, y=y),
+        layer("text", {**style, "dx": 4, "dy": -7}, records=at, x={"value": 0}, y=y),
+    ]

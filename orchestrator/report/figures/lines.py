@@ -1,184 +1,233 @@
-"""Quantities over the number of nodes: one line per strategy, transport, partitioner and ranks per node.
+"""Lines with their names at the right, or small multiples where these would be too many.
 
-If nodes have several ranks, the x axis counts ranks, which determine the ideal speedup.
+Names replace a legend: a reader finds a line's name without comparing colours. Names that would overlap are
+spread vertically. Vega computes their places from the scale, so that they follow a logarithmic axis and the
+series that the reader hides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any, Literal
 
-from orchestrator.report import formats
-from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, share_axis
-from orchestrator.report.figures.chart import Chart, chart_of
-from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.named_lines import Lines, Record
+from orchestrator.report.figures.axes import Axis
+from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, PADDING, PAGE, Chart
+from orchestrator.report.figures.kind import Point
+from orchestrator.report.figures.spec import Record, Spec, channel, data, facet, layer
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Clock
-from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.statistics.spread import Spread
-from orchestrator.results.limits import counted
 
-Point = tuple[Group, Spread]
-Explained = tuple["alt.Chart", "alt.Chart"]  # a mark and its text
-VISIBLE_IDEAL = 1.2  # an axis that ends below has no room for ideal speedup
+MOST_TOGETHER = 8  # lines in one plot; more are drawn as small multiples
+HEIGHT, PANEL_HEIGHT = 280, 130
+AXIS_WIDTH = 85  # pixels of the tick labels and the title on the left
+ROW, GAP = 14, 4  # pixels of a line of text, and between names of several lines
+LONGEST = 26  # letters of a name in one line
+COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """A quantity on the y axis, against nodes. title and axis may contain `{clock}`."""
+class Lines:
+    """The lines of a figure.
 
-    name: str  # of the file
-    quantity: Quantity
+    records: the points of `Subject.point`, in order along each line, with the field of the x axis. tips:
+    fields that a point shows under the pointer, with their titles. behind: layers that are drawn first, in
+    each panel. remarks: their texts, for which small multiples have no room. log_axis: see Chart. band:
+    whether the intervals of a line's points are joined. most_together: lines in one plot; it has the width
+    of the page if there are more than in others.
+    """
+
     title: str
-    axis: str  # label, with its unit
-    cores_matter: bool = False  # whether sharing cores affects it
-    only_on: Clock | None = None  # the clock on which it is shown
-    in_overview: bool = True  # whether the overview has its points, if there is one number of nodes
+    records: Sequence[Point]
+    style: Style
+    x: Axis
+    y: Axis
+    tips: Mapping[str, str]
+    behind: Sequence[Spec] = ()
+    remarks: Sequence[Spec] = ()
+    log_axis: Literal["x", "y"] = "y"
+    subtitle: Sequence[str] = ()
+    band: bool = True
+    most_together: int = MOST_TOGETHER
 
-    def title_on(self, clock: Clock) -> str:
-        return self.title.format(Clock=clock.capitalize(), clock=clock)
+    def chart(self) -> Chart:
+        """All lines in one plot, or a panel per series."""
+        number = len({_line(record) for record in self.records})
+        records = self._prepared(number > MOST_TOGETHER)
+        together = number <= self.most_together
+        drawn = self._one_plot(records, number) if together else self._panels(records)
+        return Chart.of(
+            {**drawn, "padding": PADDING},
+            self.title,
+            list(self.subtitle),
+            wide=number > MOST_TOGETHER,
+            log_axis=self.log_axis,
+            axis={"x": self.x, "y": self.y}[self.log_axis],
+        )
 
-    @property
-    def has_ideal(self) -> bool:
-        """Whether it is at best the number of ranks."""
-        return self.quantity in (Q.speedup, Q.cpu_time_speedup)
+    def _prepared(self, many: bool) -> list[Point]:
+        """The records in the order of all figures, with names, ends of lines, and points outside the axes.
+
+        Names leave out the first partitioner, which most lines share.
+        """
+        order = self.style.order(record["series"] for record in self.records)
+        records = sorted(
+            self.records, key=lambda record: (order.index(record["series"]), record["partitioner"])
+        )
+        usual = next((record["partitioner"] for record in self.records if record["partitioner"]), "")
+        last = {_line(record): at for at, record in enumerate(records)}
+        prepared = []
+        for at, record in enumerate(records):
+            other = record["partitioner"] if record["partitioner"] != usual else ""
+            dropped = "dropped" if record["dropped"] else ""
+            name = ", ".join(filter(None, [record["series"], other, dropped]))
+            prepared.append(
+                {
+                    **record,
+                    "line": _line(record),
+                    "name": name if many else folded(name),
+                    "order": order.index(record["series"]),
+                    "last": last[_line(record)] == at,
+                    "outside": self.y.outside(record["mean"]),
+                }
+            )
+        return prepared
+
+    def _one_plot(self, records: Sequence[Point], number: int) -> Spec:
+        letters = max(len(line) for record in records for line in record["name"].split("\n"))
+        width = (PAGE if number > MOST_TOGETHER else HALF_PAGE) - AXIS_WIDTH - 26 - CHARACTER * letters
+        layers = [*self.behind, *self.remarks, *self._lines(records), *self._names(records)]
+        height = max(HEIGHT, ROW * (number + 4))
+        return {"layer": layers, **data(records), "width": width, "height": height}
+
+    def _panels(self, records: Sequence[Point]) -> Spec:
+        """A panel per series: its lines in front of those of all others in grey.
+
+        The serial run has none if it is a single point: its line is behind all panels.
+        """
+        points = Counter(record["series"] for record in records)
+        shown = [record for record in records if not (record["serial"] and points[record["series"]] == 1)]
+        order = self.style.order(record["series"] for record in shown)
+        columns = min(COLUMNS, len(order))
+        width = round((PAGE - AXIS_WIDTH) / columns) - 20
+        others = layer(
+            "line",
+            {"strokeWidth": 1, "opacity": 0.7, "color": colour("data"), "clip": True},
+            records=_apart(records, self.x.field),
+            x=self.x.channel,
+            y=self.y.channel,
+            order="at:Q",
+        )
+        layers = [*self.behind, others, *self._lines(shown, legend=True)]
+        return {
+            "facet": facet({name: wrap(name, width // CHARACTER) for name in order}),
+            "columns": columns,
+            **data(shown),
+            "spec": {"layer": layers, "width": width, "height": PANEL_HEIGHT},
+        }
+
+    def _lines(self, records: Sequence[Point], legend: bool = False) -> list[Spec]:
+        """Intervals, lines, and points: hollow where a configuration was dropped, arrows outside the axis.
+
+        legend: whether it says which line style is which partitioner; elsewhere names at lines do.
+        """
+        x, y, names = self.x.channel, self.y.channel, [record["series"] for record in records]
+        color = self.style.looks(names)["color"]
+        line: Spec = {"x": x, "color": color, "detail": channel("line:N")}
+        bounds: Spec = {**line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        dash = self.style.dashes([record["partitioner"] for record in records], legend)
+        area = [layer("area", {"opacity": 0.13, "clip": True}, **bounds)] if self.band else []
+        found = [
+            *area,
+            layer("rule", {"opacity": 0.6, "clip": True}, **bounds),
+            layer("line", {"strokeWidth": 2, "clip": True}, y=y, strokeDash=dash, **line),
+            dots_at(self.style, names, self.tips, x=x, y=y),
+        ]
+        value = {"align": "right", "dx": -9}
+        for side, mark, edge in ((-1, "triangle-down", "height - 6"), (1, "triangle-up", "6")):
+            if any(record["outside"] == side for record in records):
+                where = f"datum.outside === {side}"
+                at: Spec = {"where": where, "x": x, "y": {"value": {"expr": edge}}, "color": color}
+                arrow = {"shape": mark, "filled": True, "size": 90}
+                found.append(layer("point", arrow, tips=self.tips, **at))
+                found.append(layer("text", value, text="written:N", **at))
+        return found
+
+    def _names(self, records: Sequence[Point]) -> list[Spec]:
+        """The names of lines at the right, with a leader to the end of each."""
+        color = self.style.looks(record["series"] for record in records)["color"]
+        lines = 1 + max(record["name"].count("\n") for record in records)
+        place = {"transform": spread_names(ROW * lines + (GAP if lines > 1 else 0))}
+        leader: Spec = {"color": color, "detail": channel("line:N")}
+        edge, right = channel("at:Q", scale=None, axis=None), {"value": "width"}
+        beside, end, start = ({"value": {"expr": f"width + {pixels}"}} for pixels in (2, 14, 18))
+        dotted = {"strokeDash": [1, 3], "opacity": 0.7}
+        across = layer("rule", dotted, x=self.x.channel, x2=right, y=edge, **leader)
+        to_name = layer("rule", {"opacity": 0.7}, x=beside, x2=end, y=edge, y2={"field": "place"}, **leader)
+        style = {"align": "left", "baseline": "middle", "lineBreak": "\n", "lineHeight": ROW}
+        text = layer("text", style, x=start, y={**edge, "field": "place"}, text="name:N", tips=self.tips)
+        serial = [*place["transform"], {"filter": "!datum.serial"}]
+        return [{**across, "transform": serial}, {**to_name, **place}, {**text, **place}]
 
 
-def lines_over_nodes(
-    groups: Sequence[Group], style: Style, scaling: Scaling, notes: Sequence[str] = ()
-) -> Chart | None:
-    """Mean and range over seeds, against ranks; None if no group has the quantity.
+def dots_at(style: Style, names: Sequence[str], tips: Mapping[str, str], **at: Any) -> Spec:
+    """The points on the axes; those of configurations that were dropped are hollow."""
+    looks, paper = style.looks(names), {"value": colour("paper")}
+    at["fill"] = {**looks["color"], "condition": {"test": "datum.dropped", **paper}}
+    at["stroke"] = {**looks["color"], "condition": {"test": "!datum.dropped", **paper}}
+    mark = {"size": 64, "strokeWidth": 1.2, "opacity": 1}
+    return layer("point", mark, where="datum.outside === 0", tips=tips, shape=looks["shape"], **at)
+
+
+def _line(record: Record) -> str:
+    """The identity of a line."""
+    return f"{record['series']}, {record['partitioner']}"
+
+
+def _apart(records: Sequence[Record], x: str) -> list[dict[str, Any]]:
+    """The points of all lines, to draw as one mark: a point without a value ends each line.
+
+    A mark for each line in each panel takes a second to draw.
 
     Args:
-        notes: lines under the title.
+        x: the field of the x axis.
     """
-    points = points_of(groups, style, scaling.quantity)
-    if not points:
-        return None
-    shown = [group for group, _ in points]
-    counts = sorted({group.shape.ranks for group in shown})
-    ranks = any(group.shape.per_node for group in shown)
-    x = count_axis(counts, "nodes", "ranks" if ranks else "nodes")
-    clock = groups[0].first.clock
-    y = _y_axis(scaling, points, clock, counts)
-    cores = _cores(shown, x) if scaling.cores_matter else None
-    ideal = _ideal(x, y) if scaling.has_ideal else None
-    explained = [pair for pair in (cores, ideal) if pair]
-    lines = Lines(
-        title=scaling.title_on(clock),
-        records=[record(group, spread, scaling.quantity.write, shown) for group, spread in points],
-        groups=shown,
-        style=style,
-        x=x,
-        y=y,
-        tooltip=tooltip(
-            scaling.title_on(clock), ("nodes", x.title), scaling.quantity.write is formats.seconds
-        ),
-        behind=[*(mark for mark, _ in explained), *_serial(points, y)],
-        remarks=[text for _, text in explained],
-        log_axis="y",
-        subtitle=notes,
-    )
-    return lines.chart()
+    points: list[dict[str, Any]] = []
+    for record in records:
+        ends = [record, {**record, "mean": None}] if record["last"] else [record]
+        points += [{"series": end["series"], x: end[x], "mean": end["mean"]} for end in ends]
+    return [{**point, "at": at} for at, point in enumerate(points)]
 
 
-def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list[Point]:
-    """The groups that have the quantity, by series in the order of all figures, then by ranks."""
-    order = style.order(groups)
-    points = [(group, spread) for group in groups if (spread := quantity.over(group))]
-    return sorted(
-        points,
-        key=lambda point: (order.index(point[0].series), point[0].partitioner_label, point[0].shape.ranks),
-    )
+def spread_names(row: int) -> list[Spec]:
+    """Transforms to the ends of lines with `at`, their height in pixels, and `place`, that of their names.
 
-
-def record(group: Group, spread: Spread, write: Callable[[float], str], shown: Sequence[Group]) -> Record:
-    """A point. shown: all groups of the figure; names leave out the first partitioner, which most share."""
-    series = group.series
-    usual = next((other.partitioner_label for other in shown if other.partitioner_label), "")
-    name = series if group.partitioner_label in ("", usual) else f"{series}, {group.partitioner_label}"
-    return {
-        "series": series,
-        "line": f"{series}, {group.partitioner_label}",
-        "name": name,
-        "partitioner": group.partitioner_label,
-        "serial": group.serial,
-        "nodes": group.shape.ranks,
-        "mean": spread.mean,
-        "low": spread.low,
-        "high": spread.high,
-        "written": write(spread.mean),
-        "range": spread.range_of_seeds(write),
-        "accuracy": formats.percent(group.accuracy.mean if group.accuracy else None),
-    }
-
-
-def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> list[alt.Tooltip]:
-    """What a point shows under the pointer: accuracy beside a time, since a fast run may learn nothing.
-
-    Args:
-        x: the field of the x axis and its title.
+    Names stay as near to their lines as `row` pixels between each two allow. Pushing all names down until
+    none overlaps gives one solution, pushing them up another; their mean keeps clusters centred.
     """
-    fields = [("name", "strategy"), ("nodes", "nodes"), x, ("written", quantity), ("range", "over seeds")]
-    if with_accuracy:
-        fields.append(("accuracy", "test accuracy"))
-    return [alt.Tooltip(f"{field}:N", title=title) for field, title in dict(fields).items()]
 
-
-def _y_axis(scaling: Scaling, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
-    title = scaling.axis.format(clock=clock)
-    if scaling.quantity.write is formats.percent:
-        ranges = [(spread.low, spread.high) for _, spread in points]
-        return share_axis([spread.mean for _, spread in points], "mean", title, ranges)
-    values = [value for _, spread in points for value in (spread.low, spread.high)]
-    # Both axes are logarithmic over many nodes, so that ideal scaling remains a straight line.
-    many = counts[-1] >= 16 * counts[0] and scaling.quantity.ratio
-    return amount_axis(values, "mean", title, log=many)
-
-
-def _serial(points: Sequence[Point], y: Axis) -> list[alt.Chart]:
-    """A line at the serial run's value, to compare all others with."""
-    at = [
-        {"series": group.series, "mean": spread.mean, "last": False}
-        for group, spread in points
-        if group.serial
+    by_rank = [{"field": "rank"}]
+    return [
+        {"filter": "datum.last"},
+        {"calculate": "clamp(scale('y', datum.mean), 0, height)", "as": "at"},
+        {"window": [{"op": "row_number", "as": "rank"}], "sort": [{"field": "at"}, {"field": "order"}]},
+        {"joinaggregate": [{"op": "count", "as": "names"}]},
+        {"calculate": f"datum.at - {row} * datum.rank", "as": "free"},
+        {"window": [{"op": "max", "field": "free", "as": "down"}], "sort": by_rank, "frame": [None, 0]},
+        {"window": [{"op": "min", "field": "free", "as": "up"}], "sort": by_rank, "frame": [0, None]},
+        {"calculate": f"(datum.down + datum.up) / 2 + {row} * datum.rank", "as": "centred"},
+        {"calculate": f"max(datum.centred, {row} * (datum.rank - 1))", "as": "below"},
+        {"calculate": f"min(datum.below, height - {row} * (datum.names - datum.rank))", "as": "place"},
     ]
-    if not at:
-        return []
-    rule = chart_of(at[:1]).mark_rule(color=colour("serial"), opacity=0.7, clip=True, aria=False)
-    return [rule.encode(y=y.y)]
 
 
-def _ideal(x: Axis, y: Axis) -> Explained | None:
-    """Linear speedup. It is cut off where it would flatten the other lines."""
-    end = min(x.high, y.high)
-    if end < VISIBLE_IDEAL:
-        return None
-    ends = [{"series": "ideal", x.field: at, y.field: at} for at in (max(x.low, y.low, 1), end)]
-    base = chart_of(ends).encode(x=x.x, y=y.y)
-    line = base.mark_line(color=colour("axis"), strokeDash=[3, 3], strokeWidth=1.2, clip=True, aria=False)
-    last = f"datum.{x.field} == {end}"
-    text = base.transform_filter(last).mark_text(
-        text="ideal", color=colour("soft"), align="right", dx=-8, dy=4
-    )
-    return line, text
-
-
-def _cores(shown: Sequence[Group], x: Axis) -> Explained | None:
-    """The numbers of ranks from which on all runs share cores, shaded."""
-    unshared = max((group.shape.ranks for group in shown if not group.first.shares_cores), default=0)
-    sharing = [group for group in shown if group.first.shares_cores and group.shape.ranks > unshared]
-    if not sharing:
-        return None
-    first = min(group.shape.ranks for group in sharing)
-    left = unshared or first - 1
-    start = (left * first) ** 0.5 if x.log else (left + first) / 2
-    cores = counted(max(group.first.result.cores for group in sharing), "core")
-    base = chart_of([{"series": "", x.field: max(start, x.low)}]).encode(x=x.x)
-    shade = base.mark_rect(color=colour("shade"), aria=False).encode(x2=alt.value("width"))
-    text = base.mark_text(text=f"nodes share {cores}", color=colour("soft"), align="left", dx=5)
-    return shade, text.encode(y=alt.value(9))
+def folded(name: str) -> str:
+    """The name in at most two lines."""
+    if len(name) <= LONGEST:
+        return name
+    words = name.split(" ")
+    breaks = range(1, len(words))
+    at = min(breaks, key=lambda at: abs(len(" ".join(words[:at])) - len(" ".join(words[at:]))), default=1)
+    return "\n".join(filter(None, (" ".join(words[:at]), " ".join(words[at:]))))

@@ -1,266 +1,120 @@
-"""Label maps: samples per node and label, one map per partition."""
+"""Cells that are shaded by a number, which is written in them: a grid, and maps beside each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
-from statistics import fmean
 from textwrap import wrap
-from typing import Any
 
-import numpy as np
-
-from orchestrator.report import formats
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, data_of, layered
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.bars import extent_of, fold
+from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, PAGE, Chart
+from orchestrator.report.figures.spec import Record, Spec, channel, data, in_lines, layer
 from orchestrator.report.figures.theme import colour
-from orchestrator.report.model.labels import ClusterShape
-from trainer.training.partition import PartitionSummary
 
+OPACITY = 0.55  # of a numbered cell with the largest number, so that text over it stays readable
 MAX_COLUMNS = 3  # more maps in a row are too small to read
-MAX_MAPPED_RANKS = 32  # ranks; more are drawn as a summary
-MAX_MAPPED_LABELS = 100
-MOST_CELLS = 12_000  # of a figure, which keeps the page small; the largest maps become summaries
-ROW, BODY, SUMMARY = 20, 400, 150  # pixels of a row, of the highest map, of a summary
+WIDTHS = {1: 420, 2: 445, 3: 280}  # pixels of a map, by the number of maps in a row
 GAP = 50  # pixels between maps
-FONT_SIZES = (11, 10, 9)
-CHARACTER = 0.6  # width of a digit / font size
-NUMBERED_OPACITY = 0.55  # of the largest number, so that text over it stays readable
-PALEST = 0.06  # opacity of a single sample: an empty cell is the page's colour
-MOST_RANK_TICKS, MOST_LABEL_TICKS = 16, 20
+ROW, MOST_HEIGHT, LEAST_NUMBERED = 22, 400, 13  # pixels of a row, of a map, of a row with numbers
+DIGIT, FONT_SIZE = 7, 11  # pixels of a digit, and of its font
+MOST_TICKS = 20
+MAX_COLUMNS_IN_HALF = 4  # of a grid in half of the page
+GRID_ROW, LINE = 30, 13  # pixels of a row with a name of one line, and of each further line
+NAMES_GAP = 10  # pixels between names
 
 
 @dataclass(frozen=True)
-class LabelMap:
-    """A partition and its name.
+class Map:
+    """Cells by row and column.
 
-    replica_ranks: the ranks that train on each part, if there are several: `0–1`. seed: that of the
-    run whose partition it is, if there are runs with others.
+    Attributes:
+        records: one per cell, with the fields `row`, `column`, `amount`, which shades it, and `written`. A
+            cell without an amount has none to show.
+        rows, columns: the values of these fields in order, and their titles.
+        most: the amount of full colour.
+        token: the colour.
+        tips: the fields that a cell shows under the pointer, with their titles.
+        palest: opacity of the smallest amount.
+        title, notes: above a map that is one of several.
     """
 
-    partitioner: str
-    shape: ClusterShape
-    partition_summary: PartitionSummary
-    replica_ranks: tuple[str, ...] = ()
-    seed: int | None = None
+    records: Sequence[Record]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    most: float
+    token: str
+    tips: Mapping[str, str]
+    titles: tuple[str, str] = ("", "")
+    palest: float = 0.0
+    title: str = ""
+    notes: Sequence[str] = ()
 
-    @property
-    def mapped(self) -> bool:
-        """Whether every rank has its own row; many ranks or labels are drawn as a summary."""
-        ranks, labels = self.partition_summary.labels.shape
-        return bool(ranks <= MAX_MAPPED_RANKS and labels <= MAX_MAPPED_LABELS)
-
-    @property
-    def cells(self) -> int:
-        """How many cells its map has."""
-        return int(np.count_nonzero(self.partition_summary.labels))
-
-    @property
-    def row_names(self) -> Sequence[str]:
-        """The ranks of each row. Servers, which do not train, come before the first row."""
-        first = self.shape.ranks - len(self.partition_summary.labels)
-        return self.replica_ranks or [str(first + at) for at in range(len(self.partition_summary.labels))]
-
-
-def label_maps(maps: Sequence[LabelMap]) -> Chart:
-    """Heat maps rank × label. maps: at least one, sorted by the number of ranks."""
-    rows = list(_rows(maps))
-    across = max(map(len, rows))
-    width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
-    most_cells = _most_cells([item for item in maps if item.mapped])
-    of_size = {ranks: _Scale.of(list(same), width, most_cells) for ranks, same in groupby(maps, key=_ranks)}
-    drawn = [
-        alt.hconcat(
-            *(_panel(item, of_size[_ranks(item)], width) for item in row), spacing=GAP
-        ).resolve_scale(opacity="independent")
-        for row in rows
-    ]
-    per_node = all(item.shape.processes_per_node == 1 for item in maps)
-    title = f"Samples per {'node' if per_node else 'rank'} and label, epoch 1"
-    figure = alt.vconcat(*drawn, spacing=24).resolve_scale(opacity="independent")
-    return Chart.of(figure.properties(title=title), wide=across > 1)
+    def cells(self, x: Spec, y: Spec, size: Spec, numbered: bool = True) -> Spec:
+        """Its cells. x, y: how columns and rows are placed. numbered: whether numbers fit."""
+        at: Spec = {"x": channel("column:N", **x), "y": channel("row:N", **y)}
+        shades = [self.palest, OPACITY if numbered else 1]
+        scale = {"domain": [0, self.most], "range": shades, "clamp": True}
+        legend = {"title": None, "orient": "top", "symbolFillColor": colour(self.token)}
+        opacity = channel("amount:Q", scale=scale, legend=None if numbered else legend)
+        edge = {"stroke": colour("paper"), "strokeWidth": 1 if numbered else 0.3}
+        style = {"color": colour(self.token), **edge}
+        none = layer("rect", {"color": colour("shade")}, where="datum.amount === null", **at)
+        some = layer("rect", style, where="datum.amount !== null", tips=self.tips, opacity=opacity, **at)
+        text = layer("text", {"fontSize": FONT_SIZE}, text="written:N", **at)
+        return {**data(self.records), "layer": [none, some, *([text] if numbered else [])], **size}
 
 
-def _ranks(item: LabelMap) -> int:
-    return item.shape.ranks
+def grid(cells: Map, title: str, subtitle: str) -> Chart:
+    """A name per row and per column; over the whole page if there are many columns."""
+    wide = len(cells.columns) > MAX_COLUMNS_IN_HALF
+    rows = {name: fold(name).split("\n") for name in cells.rows}
+    extent = extent_of([*map(fold, cells.rows)])
+    width = (PAGE - 240 if wide else HALF_PAGE - 30) - extent
+    letters = width // len(cells.columns) // CHARACTER
+    columns = {name: _folded(name, letters) for name in cells.columns}
+    # On a narrow page the grid scrolls, since narrower columns have no room for their names.
+    longest = max(len(line) for lines in columns.values() for line in lines)
+    least = extent + len(columns) * (CHARACTER * longest + NAMES_GAP)
+    axis = {"title": None, "ticks": False, "domain": False, "labelAngle": 0}
+    x = {"axis": {"orient": "top", "labelExpr": in_lines(columns), **axis}, "sort": list(columns)}
+    y = {"axis": {"labelExpr": in_lines(rows), "minExtent": extent, **axis}, "sort": list(rows)}
+    height = GRID_ROW + LINE * (max(map(len, rows.values())) - 1)
+    size = {"width": width, "height": {"step": height}, "usermeta": {"least": least}}
+    return Chart.of(cells.cells(x, y, size), title, subtitle, wide=wide)
 
 
-def _rows(maps: Sequence[LabelMap]) -> Iterator[Sequence[LabelMap]]:
-    """A row for each number of ranks, if all have equally many maps; otherwise rows of equal length."""
-    sizes = [len(list(same)) for _, same in groupby(maps, key=_ranks)]
-    across = sizes[0]
-    if len(set(sizes)) > 1 or not 1 < across <= MAX_COLUMNS:
-        across = ceil(len(maps) / ceil(len(maps) / MAX_COLUMNS))
-    for start in range(0, len(maps), across):
-        yield maps[start : start + across]
+def _folded(name: str, characters: int) -> list[str]:
+    """Lines of a name, broken at spaces and underscores where it is too long."""
+    words = name.replace("_", "_ ") if len(name) > characters else name
+    return [line.replace("_ ", "_") for line in wrap(words, max(characters, 8))]
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """What the maps of one number of ranks share.
-
-    most: their largest number. mapped: whether they are maps and not summaries. font_size: that of the
-    numbers in cells, in pixels; 0 if they do not fit.
-    """
-
-    most: int
-    mapped: bool
-    font_size: int
-
-    @classmethod
-    def of(cls, maps: Sequence[LabelMap], width: int, most_cells: int) -> _Scale:
-        most = max(int(item.partition_summary.labels.max()) for item in maps) or 1
-        mapped = all(item.mapped and item.cells <= most_cells for item in maps)
-        return cls(most, mapped, min(_font_size(item, width) for item in maps))
+def maps(shown: Sequence[Map], across: int, title: str, subtitle: str = "") -> Chart:
+    """Maps in rows of at most `across`."""
+    across = ceil(len(shown) / ceil(len(shown) / min(across, MAX_COLUMNS)))
+    panels = [_panel(each, WIDTHS[across]) for each in shown]
+    scales = {"scale": {"opacity": "shared" if len({each.most for each in shown}) == 1 else "independent"}}
+    view = {"concat": panels, "columns": across, "spacing": {"row": 24, "column": GAP}, "resolve": scales}
+    return Chart.of(view, title, subtitle, wide=across > 1)
 
 
-def _most_cells(maps: Sequence[LabelMap]) -> int:
-    """How many cells a map may have, so that all together stay within MOST_CELLS."""
-    largest = sorted((item.cells for item in maps), reverse=True)
-    while sum(largest) > MOST_CELLS:
-        largest.pop(0)
-    return largest[0] if largest else 0
-
-
-def _height(item: LabelMap) -> int:
-    return min(ROW * len(item.partition_summary.labels), BODY)
-
-
-def _font_size(item: LabelMap, width: int) -> int:
-    """Font size of the numbers in a map's cells, in pixels; 0 if they do not fit."""
-    ranks, labels = item.partition_summary.labels.shape
-    digits = len(str(item.partition_summary.labels.max()))
-    for size in FONT_SIZES:
-        if labels * (digits * CHARACTER * size + 3) <= width and ranks * 1.25 * size <= _height(item):
-            return size
-    return 0
-
-
-def _panel(item: LabelMap, scale: _Scale, width: int) -> alt.LayerChart:
-    """The map or the summary below the partition's name, sizes, coverage and skew."""
-    seed = "" if item.seed is None else f", seed {item.seed}"
-    title = alt.TitleParams(
-        wrap(f"{item.partitioner}, {item.shape.label}{seed}", width // 7),
-        subtitle=describe(item.partition_summary).splitlines(),
-        fontWeight="normal",
-    )
-    drawn = (
-        _map(item, scale.most, scale.font_size)
-        if scale.mapped
-        else _summary(item.partition_summary, scale.most)
-    )
-    return drawn.properties(title=title, width=width)
-
-
-def describe(summary: PartitionSummary) -> str:
-    """Sizes, coverage and overlap, and label divergence, in three lines."""
-    low, high = int(summary.sizes.min()), int(summary.sizes.max())
-    sizes = f"{low:,}" if low == high else f"{low:,}–{high:,}"
-    if high - low > 1:
-        sizes += f", mean {summary.sizes.mean():,.0f}"
-    js, emd = summary.js_divergence, summary.earth_movers_distance
-    skew = f"JS {formats.bits(fmean(js))}, max {formats.bits(max(js))}"
-    if emd:
-        skew += f"; EMD {formats.distance(fmean(emd))}, max {formats.distance(max(emd))}"
-    spread = f"coverage {formats.percent(summary.coverage)}, overlap {formats.percent(summary.overlap)}"
-    return f"{sizes} samples each\n{spread}\n{skew}"
-
-
-def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
-    """One map. font_size: 0 for no numbers. most: the largest number of maps of this size."""
-    noun = item.shape.rank_noun
-    data = data_of(_cells(item, noun))
-    names, labels = list(item.row_names), item.partition_summary.labels.shape[1]
-    base = alt.Chart(data).encode(
-        x=alt.X(
-            "label:O",
-            scale=alt.Scale(domain=list(range(labels))),
-            axis=_axis(list(range(labels)), MOST_LABEL_TICKS, "label"),
-        ),
-        y=alt.Y(
-            f"{noun}:O",
-            scale=alt.Scale(domain=names),
-            axis=_axis(names, MOST_RANK_TICKS, f"{noun}s" if item.replica_ranks else noun),
-        ),
-    )
-    legend = alt.Legend(title="samples", orient="top", symbolFillColor=colour("map"))
-    cells = base.mark_rect(
-        color=colour("map"), stroke=colour("paper"), strokeWidth=1 if font_size else 0.3, aria=False
-    ).encode(
-        opacity=alt.Opacity(
-            "samples:Q",
-            scale=alt.Scale(domain=[0, most], range=[PALEST, NUMBERED_OPACITY if font_size else 1.0]),
-            legend=None if font_size else legend,
-        ),
-        tooltip=[
-            alt.Tooltip(f"{noun}:O"),
-            alt.Tooltip("label:O"),
-            alt.Tooltip("samples:Q", format=","),
-            alt.Tooltip("share:Q", title=f"of all on the {noun}", format=".1%"),
-        ],
-    )
-    if not font_size:
-        return layered(cells).properties(height=_height(item))
-    return layered(cells, base.mark_text(fontSize=font_size).encode(text="samples:Q")).properties(
-        height=_height(item)
-    )
-
-
-def _axis(values: Sequence[Any], most: int, title: str) -> alt.Axis:
-    """An axis of names, with so many labels at most."""
-    return alt.Axis(
-        title=title,
-        values=list(values[:: ceil(len(values) / most)]),
-        ticks=False,
-        domain=False,
-        labelAngle=0,
-        labelFontSize=11,
-    )
-
-
-def _cells(item: LabelMap, noun: str) -> list[dict[str, Any]]:
-    """A record for each rank and label with samples."""
-    names, table = item.row_names, item.partition_summary.labels
-    totals = np.maximum(table.sum(axis=1), 1)
-    return [
+def _panel(shown: Map, width: int) -> Spec:
+    """A map below its title and notes."""
+    height = min(ROW * len(shown.rows), MOST_HEIGHT)
+    digits = max(len(str(record["written"])) for record in shown.records)
+    fit = len(shown.columns) * (digits * DIGIT + 3) <= width
+    numbered = fit and len(shown.rows) * LEAST_NUMBERED <= height
+    axis = {"ticks": False, "domain": False, "labelAngle": 0, "labelFontSize": 11}
+    y, x = (
         {
-            noun: names[rank],
-            "label": label,
-            "samples": int(samples),
-            "share": round(float(samples / totals[rank]), 4),
+            "axis": {"title": title, "values": list(names[:: ceil(len(names) / MOST_TICKS)]), **axis},
+            "scale": {"domain": list(names)},  # also those without a cell
         }
-        for (rank, label), samples in np.ndenumerate(table)
-        if samples
-    ]
-
-
-def _summary(summary: PartitionSummary, most: int) -> alt.LayerChart:
-    """Per label, over ranks: the range as a thin line, the middle half as a thick one, the median a dot."""
-    quantiles = np.percentile(summary.labels, (0, 25, 50, 75, 100), axis=0).T
-    fields = ("least", "lower quarter", "median", "upper quarter", "most")
-    records = [
-        {"label": label, **dict(zip(fields, map(float, values), strict=True))}
-        for label, values in enumerate(quantiles)
-    ]
-    labels = [*range(len(records))]
-    few = len(labels) <= MOST_LABEL_TICKS
-    axis = alt.Axis(
-        title=["samples: range,", "middle half, median"], grid=True, tickCount=4, labelFontSize=11
+        for title, names in zip(shown.titles, (shown.rows, shown.columns), strict=True)
     )
-    base = chart_of(records).encode(
-        x=alt.X("label:O", axis=_axis(labels, MOST_LABEL_TICKS, "label")),
-        tooltip=["label:O", *(f"{field}:Q" for field in fields)],
-    )
-    scale = alt.Scale(domain=[0, 1.05 * most], nice=False)
-    spans = base.mark_rule(color=colour("map"), aria=False).encode(
-        y=alt.Y("least:Q", axis=axis, scale=scale), y2="most:Q"
-    )
-    middle = base.mark_rule(
-        color=colour("map"), opacity=0.4, strokeWidth=7 if few else 2, aria=False
-    ).encode(y="lower quarter:Q", y2="upper quarter:Q")
-    medians = base.mark_circle(color=colour("map"), size=36 if few else 8, opacity=1, aria=False).encode(
-        y="median:Q"
-    )
-    return layered(spans, middle, medians).properties(height=SUMMARY)
+    head = {"text": wrap(shown.title, width // CHARACTER), "subtitle": list(shown.notes)}
+    return {
+        "title": {**head, "fontWeight": "normal"},
+        **shown.cells(x, y, {"width": width, "height": height}, numbered),
+    }

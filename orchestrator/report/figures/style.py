@@ -8,11 +8,10 @@ further transports, the colour stays and the mark differs. Records of figures ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.spec import Spec, channel
 from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL
@@ -24,121 +23,86 @@ DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (2, 3), (8, 3, 2, 3), (10, 4), (8
 
 @dataclass(frozen=True)
 class Look:
-    """How a group is drawn. token: its colour, a name in theme.TOKENS. dash: lengths of dashes and gaps."""
+    """How a series is drawn. token: its colour, a name in theme.TOKENS."""
 
     token: str
     shape: str
-    dash: tuple[int, ...]
 
     @property
     def colour(self) -> str:
         return colour(self.token)
 
 
-Variant = tuple[str, str, int]  # of a strategy: its name, its label and the ranks per node
-ColourAndMark = tuple[int, int]  # their positions in s0, s1, … and in MARKS
-
-
 class Style:
-    """The style of each of a report's groups, the same in every figure."""
+    """The style of each of a report's series, the same in every figure."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
         # Most figures show one of several split points: it gets one of the first colours.
         drawn = [group for group in [*one_per_split(groups), *groups] if not group.serial]
+        serial = {group.series: Look("serial", MARKS[0]) for group in groups if group.serial}
+        looks = {**serial, **_series_looks(drawn)}
+        self._looks = {name: looks[name] for name in [*serial, *(group.series for group in groups)]}
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
-        self._drawn = _colours_and_marks(drawn)
-        self._partitioners = [*partitioners]
-        self._order = list(
-            dict.fromkeys(group.series for group in sorted(groups, key=lambda group: not group.serial))
-        )
+        self._dashes = {label: DASHES[at % len(DASHES)] for at, label in enumerate(partitioners)}
 
     def look(self, group: Group) -> Look:
-        label = group.partitioner_label
-        at = self._partitioners.index(label) if label in self._partitioners else 0
-        dash = DASHES[at % len(DASHES)]
-        if group.serial:
-            return Look("serial", MARKS[0], dash)
-        colour_at, mark_at = self._drawn[_variant(group), group.transport]
-        return Look(f"s{colour_at}", MARKS[mark_at], dash)
+        return self._looks[group.series]
 
-    def order(self, groups: Sequence[Group]) -> list[str]:
-        """The series of these groups: serial, then the order of the sweep, as in every figure."""
-        names = {group.series for group in groups}
-        return [name for name in self._order if name in names]
+    def order(self, names: Iterable[str]) -> list[str]:
+        """These series: serial, then the order of the sweep, as in every figure."""
+        shown = {*names}
+        return [name for name in self._looks if name in shown]
 
-    def colours(self, groups: Sequence[Group]) -> alt.Scale:
-        """The colours of the field `series`."""
-        looks = self._looks(groups)
-        return alt.Scale(domain=[*looks], range=[look.colour for look in looks.values()])
+    def looks(self, names: Iterable[str]) -> dict[str, Spec]:
+        """The channels `color` and `shape` of the field `series`."""
+        order = self.order(names)
+        ranges = {
+            "color": [self._looks[name].colour for name in order],
+            "shape": [self._looks[name].shape for name in order],
+        }
+        return {
+            each: channel("series:N", scale={"domain": order, "range": values}, legend=None)
+            for each, values in ranges.items()
+        }
 
-    def shapes(self, groups: Sequence[Group]) -> alt.Scale:
-        """The shapes of the field `series`."""
-        looks = self._looks(groups)
-        return alt.Scale(domain=[*looks], range=[look.shape for look in looks.values()])
-
-    def dash_patterns(self, groups: Sequence[Group]) -> alt.Scale:
-        """The line styles of the field `partitioner`."""
-        looks = {group.partitioner_label: self.look(group) for group in groups}
-        return alt.Scale(domain=[*looks], range=[list(look.dash) for look in looks.values()])
-
-    def _looks(self, groups: Sequence[Group]) -> dict[str, Look]:
-        looks = {group.series: self.look(group) for group in groups}
-        return {name: looks[name] for name in self.order(groups)}
+    def dashes(self, labels: Iterable[str], legend: bool) -> Spec:
+        """The channel `strokeDash` of the field `partitioner`. legend: whether to say which is which."""
+        looks = {label: list(self._dashes.get(label, DASHES[0])) for label in labels}
+        named = sorted(filter(None, looks))
+        key = {"title": None, "orient": "top", "values": named, "symbolStrokeColor": colour("ink")}
+        scale = {"domain": [*looks], "range": [*looks.values()]}
+        return channel("partitioner:N", scale=scale, legend=key if legend and len(named) > 1 else None)
 
 
-def _variant(group: Group) -> Variant:
-    return group.strategy, group.strategy_label, group.shape.processes_per_node
+def _series_looks(groups: Sequence[Group]) -> dict[str, Look]:
+    """The look of each series: its strategy's own, or another colour of a variant, or mark of a transport.
 
-
-def _colours_and_marks(groups: Sequence[Group]) -> dict[tuple[Variant, str], ColourAndMark]:
-    """The colour and mark of each variant of a strategy over each transport."""
-    transports: dict[Variant, dict[str, None]] = {}
+    The variant without parameters has its strategy's own look, or else the first one.
+    """
+    first: dict[str, Group] = {}
     for group in groups:
-        transports.setdefault(_variant(group), {}).setdefault(group.transport)
-    first = _first_variants([*transports])
-    own = _of_strategies([*first])
-    taken = {*own.values()}
-    found: dict[tuple[Variant, str], ColourAndMark] = {}
-    for variant, over in transports.items():
-        colour_at, mark_at = own[variant[0]]
-        if variant != first[variant[0]]:
-            unused = sorted(range(SERIES_COLOURS), key=lambda at: any(at == used for used, _ in taken))
-            colour_at, mark_at = _free([(at, mark) for mark in _marks(mark_at) for at in unused], taken)
-        for number, transport in enumerate(over):
-            look = (colour_at, mark_at)
-            if number:
-                look = _free([(colour_at, mark) for mark in _marks(mark_at)], taken)
-            taken.add(look)
-            found[variant, transport] = look
-    return found
-
-
-def _first_variants(variants: Sequence[Variant]) -> dict[str, Variant]:
-    """The variant of each strategy that has its colour: the one without parameters, else the first."""
-    found: dict[str, Variant] = {}
-    for name, label, ranks in variants:
-        if name not in found or (label == name != found[name][1]):
-            found[name] = name, label, ranks
-    return found
-
-
-def _of_strategies(names: Sequence[str]) -> dict[str, ColourAndMark]:
-    """The colours and marks of strategies, by their place in the registry. Those of users follow."""
+        first.setdefault(group.series, group)
     registered = [name for name in STRATEGIES.entries if name != SERIAL]
-    places = [*registered, *(name for name in names if name not in registered)]
-    return {
-        name: (place % SERIES_COLOURS, place // SERIES_COLOURS % len(MARKS))
-        for place, name in enumerate(places)
-        if name in names
-    }
-
-
-def _marks(first: int) -> list[int]:
-    """All marks, from this one on."""
-    return [*range(first, len(MARKS)), *range(first)]
-
-
-def _free(looks: Sequence[ColourAndMark], taken: AbstractSet[ColourAndMark]) -> ColourAndMark:
-    """The first that is not taken; if all are, the first."""
-    return next((look for look in looks if look not in taken), looks[0])
+    places = [*dict.fromkeys([*registered, *(group.strategy for group in groups)])]
+    looks = len(MARKS) * SERIES_COLOURS
+    own = {name: divmod(at % looks, SERIES_COLOURS) for at, name in enumerate(places)}
+    taken = {own[group.strategy] for group in groups}  # the places of a mark and a colour
+    found: dict[str, tuple[int, int]] = {}
+    colours: dict[tuple[str, int], int] = {}  # of variants
+    for group in sorted(first.values(), key=lambda group: group.strategy_label != group.strategy):
+        variant = group.strategy_label, group.shape.processes_per_node
+        mark_at, colour_at = own[group.strategy]
+        marks = [(mark_at + more) % len(MARKS) for more in range(len(MARKS))]
+        unused = sorted(range(SERIES_COLOURS), key=lambda at: any(at == used for _, used in taken))
+        if variant in colours:
+            free = [(mark, colours[variant]) for mark in marks]
+        elif any(group.strategy == first[name].strategy for name in found):
+            free = [(mark, at) for mark in marks for at in unused]
+        else:
+            free = []
+        look = next((look for look in free if look not in taken), [*free, (marks[0], colour_at)][0])
+        colours.setdefault(variant, look[1])
+        taken.add(look)
+        found[group.series] = look
+    return {name: Look(f"s{colour_at}", MARKS[mark_at]) for name, (mark_at, colour_at) in found.items()}

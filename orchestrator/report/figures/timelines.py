@@ -9,19 +9,18 @@ from typing import Any
 
 from orchestrator.replay.windows import Part, Steps, Window
 from orchestrator.report import formats
-from orchestrator.report.figures.bars import phase_scale, top_legend
-from orchestrator.report.figures.chart import FULL_WIDTH, Chart, data_of, panel_header
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.bars import part_scale
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.spec import TOP_LEGEND, channel, data, facet, layer
 from orchestrator.report.formats import JOIN, significant, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.timelines import Timeline
 
-ACROSS = 2
+WIDTHS = {1: 940, 2: 445}  # pixels of a panel, by the number of panels in a row
 MOST_RANKS = 16  # lines of a panel
 MOST_BOXES = 2500  # of a figure, which keeps the page small
 MOST_TICKS = 8
 RANK = 16  # pixels of a line
-GAP = 50  # pixels between panels
 WIDEST = 66  # characters of a title
 
 
@@ -29,47 +28,30 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
     """A panel for each run, with a line per rank; None without runs."""
     if not timelines:
         return None
-    across = min(ACROSS, len(timelines))
+    across = min(len(timelines), len(WIDTHS))
     ranks = _most_ranks(timelines)
     panels = {each.run.group.series: each for each in timelines}
     records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
     most = max(min(len(each.window.ranks), ranks) for each in timelines)
-    panel = (
-        alt.Chart(data_of(records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP)
-        .mark_rect(height={"band": 0.84}, aria=False)
-        .encode(
-            x=alt.X("from:Q", axis=alt.Axis(title="ms", tickCount=6), scale=alt.Scale(nice=False)),
-            x2="to:Q",
-            y=alt.Y(
-                "rank:O",
-                axis=alt.Axis(
-                    values=[*range(0, most, ceil(most / MOST_TICKS))],
-                    ticks=False,
-                    domain=False,
-                    labelAngle=0,
-                ),
-            ),
-            color=alt.Color("phase:N", scale=phase_scale(_phases(records)), legend=top_legend()),
-            tooltip=[
-                alt.Tooltip("series:N", title="strategy"),
-                alt.Tooltip("rank:O"),
-                alt.Tooltip("phase:N"),
-                alt.Tooltip("exchange:N"),
-                alt.Tooltip("from:Q", title="from, ms", format=".4~r"),
-                alt.Tooltip("to:Q", title="to, ms", format=".4~r"),
-            ],
-        )
+    ticks = {"values": [*range(0, most, ceil(most / MOST_TICKS))]}
+    boxes = layer(
+        "rect",
+        {"height": {"band": 0.84}},
+        tips={"series": "strategy", "rank": "rank", "phase": "phase", "exchange": "exchange"}
+        | {"from": "from, ms", "to": "to, ms"},
+        x=channel("from:Q", axis={"title": "ms", "tickCount": 6}, scale={"nice": False}),
+        x2={"field": "to"},
+        y=channel("rank:O", axis={**ticks, "ticks": False, "domain": False, "labelAngle": 0}),
+        color=channel("phase:N", scale=part_scale([box["phase"] for box in records]), legend=TOP_LEGEND),
     )
-    titles = {series: _title(each, view, ranks) for series, each in panels.items()}
-    drawn = (
-        panel.facet(
-            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
-            columns=across,
-        )
-        .resolve_scale(x="independent", y="independent")
-        .properties(title=f"Timelines of the slowest runs, in {view.clock} time")
-    )
-    return Chart.of(drawn, wide=True)
+    view_of = {
+        **data(records),
+        "facet": facet({series: _title(each, view, ranks) for series, each in panels.items()}),
+        "columns": across,
+        "spec": {**boxes, "height": RANK * most, "width": WIDTHS[across]},
+        "resolve": {"scale": {"x": "independent", "y": "independent"}},
+    }
+    return Chart.of(view_of, f"Timelines of the slowest runs, in {view.clock} time", wide=True)
 
 
 def _most_ranks(timelines: Sequence[Timeline]) -> int:
@@ -79,10 +61,6 @@ def _most_ranks(timelines: Sequence[Timeline]) -> int:
         if boxes <= MOST_BOXES:
             return ranks
     return 2
-
-
-def _phases(records: Sequence[dict[str, Any]]) -> list[str]:
-    return [record["phase"] for record in records]
 
 
 def _title(timeline: Timeline, view: WorkloadView, most: int) -> list[str]:
@@ -112,8 +90,8 @@ def _records(series: str, window: Window, ranks: int) -> Iterator[dict[str, Any]
                 "rank": rank,
                 "phase": part.phase,
                 "exchange": _exchange(part),
-                "from": _ms(part.start_s - window.start_s),
-                "to": _ms(part.end_s - window.start_s),
+                "from": round(1e3 * (part.start_s - window.start_s), 4),
+                "to": round(1e3 * (part.end_s - window.start_s), 4),
             }
 
 
@@ -124,7 +102,3 @@ def _exchange(part: Part) -> str:
     size = formats.size(part.bytes) if part.bytes else ""
     waits = f"waits for rank {part.waits_for}" if part.waits_for is not None else ""
     return ", ".join(filter(None, [part.exchange, size, waits]))
-
-
-def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 4)

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import vl_convert
 
-from orchestrator.report.figures.chart import Spec
+from orchestrator.report.figures.spec import Spec
 from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import with_light_colours
 from orchestrator.results.store import make_private, write_atomic
 from trainer.core.regular_files import read_below
 
-VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite, which is that of Altair
+VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite
 MAX_BYTES = 2**24  # of the packed scripts, which have 0.4 MB
 
 

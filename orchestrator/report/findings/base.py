@@ -75,6 +75,7 @@ KINDS = {
     "split_point": Kind("Split point", "model"),
     "best_accuracy": Kind("Accuracy", "accuracy"),
     "fewer_updates": Kind("Accuracy", "accuracy"),
+    "common_seeds": Kind("Common seeds", "accuracy"),
     "averaging": Kind("Averaging", "accuracy"),
     "variant": Kind("Parameters"),
     "partitioner_loss": Kind("Partitioning", "partitioners"),
@@ -124,12 +125,11 @@ class Finding:
     rows: tuple[Row, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     workload: Workload | None = None
-    untemplated: str = ""
 
     @cached_property
     def text(self) -> str:
         """The template of its kind over its data."""
-        return self.untemplated or sentence(self.kind, self.data)
+        return sentence(self.kind, self.data)
 
     @property
     def topic(self) -> str:
@@ -158,17 +158,6 @@ class Finding:
 def first_sentence(text: str) -> str:
     first, more, _ = text.partition(". ")
     return f"{first}." if more else first
-
-
-def said(
-    kind: str,
-    text: str,
-    rows: tuple[Row, ...] = (),
-    data: Mapping[str, Any] | None = None,
-    workload: Workload | None = None,
-) -> Finding:
-    """A finding whose text is no template yet."""
-    return Finding(kind, rows, data or {}, workload, text)
 
 
 def evidence(groups: Iterable[Group | None]) -> tuple[Row, ...]:

@@ -135,7 +135,7 @@ class Compared:
     @cached_property
     def same(self) -> bool:
         """Whether the values are equal in every seed."""
-        left, right = self.quantity.sample(self.left), self.quantity.sample(self.right)
+        left, right = self.quantity.values(self.left), self.quantity.values(self.right)
         return not any(left.values()) if self.right is self.left else left == right
 
     @property
@@ -203,7 +203,7 @@ class Compared:
         if self.decision is None:
             return None
         bounds = self.decision.low, self.decision.high
-        low, high = (self.quantity.possible(bound, self.right) for bound in bounds)
+        low, high = (self.quantity.limited(bound, self.right) for bound in bounds)
         return self.quantity.unscaled(low), self.quantity.unscaled(high)
 
     @property

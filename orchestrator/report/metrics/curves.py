@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
+from orchestrator.report.quantities.quantity import Bounds
+from orchestrator.report.statistics.intervals import accuracy_interval
 from orchestrator.report.statistics.spread import Spread
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1."""
+    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1. interval: of 95 %."""
 
     epoch: int
     train_s: float
     accuracy: Spread
+    interval: Bounds | None
 
 
 def curve(group: Group) -> list[CurvePoint]:
@@ -28,10 +32,24 @@ def curve(group: Group) -> list[CurvePoint]:
     points = []
     for epoch in shared:
         time = Spread.of((run[epoch][0] for run in runs), geometric=True)
-        accuracy = Spread.of(run[epoch][1] for run in runs)
-        if time and accuracy:
-            points.append(CurvePoint(epoch, time.mean, accuracy))
+        reached = [run[epoch][1] for run in runs]
+        if time and (accuracy := Spread.of(reached)):
+            after = partial(_accuracies, epoch)
+            shift = group.shift(f"{Q.accuracy.name} after epoch {epoch}", after, Q.accuracy.possible)
+            interval = accuracy_interval([each + shift for each in reached], group.first.test_samples)
+            shifted = accuracy.shifted(shift, ratio=False)
+            points.append(CurvePoint(epoch, time.mean, shifted, interval))
     return points
+
+
+def _accuracies(epoch: int, group: Group) -> dict[int, float]:
+    """By seed, those after an epoch."""
+    known = {
+        row.seed: [point.accuracy for point in row.result.epochs if point.epoch == epoch]
+        for row in group.ok_rows
+        if row.timed
+    }
+    return {seed: fmean(of_ranks) for seed, of_ranks in known.items() if of_ranks}
 
 
 def _epochs(row: Row) -> dict[int, tuple[float, float]]:

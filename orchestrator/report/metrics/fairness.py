@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.formats import JOIN, count, listed, percent, whole
+from orchestrator.report.formats import JOIN, by_value, count, listed, percent, whole
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import component_label
@@ -32,6 +32,15 @@ class Difference:
 
     condition: str
     values: dict[str, tuple[Group, ...]]
+
+    @property
+    def statement(self) -> str:
+        """`global batch differs`."""
+        return f"{self.condition} {'differ' if self.condition in _PLURALS else 'differs'}"
+
+    def named(self, view: WorkloadView) -> dict[str, list[str]]:
+        """The names of the groups by their value, most of them as `all others`."""
+        return _names_by_value(view, self.values, MAX_NAMED)
 
 
 def samples_per_epoch(row: Row) -> float | None:
@@ -196,8 +205,7 @@ def _implied(groups: Sequence[Group], condition: str) -> bool:
 
 def described(view: WorkloadView, difference: Difference) -> str:
     """`global batch differs: 32 (serial), 96 (all others)`."""
-    values = _described_values(view, difference.values, MAX_NAMED)
-    return f"{difference.condition} {'differ' if difference.condition in _PLURALS else 'differs'}: {values}"
+    return f"{difference.statement}: {by_value(difference.named(view))}"
 
 
 def stated_conditions(view: WorkloadView) -> str:
@@ -205,13 +213,13 @@ def stated_conditions(view: WorkloadView) -> str:
     groups = compared_groups(view)
     if not groups:
         return ""
-    batch = _described_values(view, _values(groups, "global batch"))
+    batch = by_value(_names_by_value(view, _values(groups, "global batch")))
     rules = _values(groups, "learning-rate scaling")
-    scaling = _described_values(view, rules) if len(rules) > 1 else next(iter(rules), "none")
+    scaling = by_value(_names_by_value(view, rules)) if len(rules) > 1 else next(iter(rules), "none")
     rates = _values(groups, "learning rate")
     rate = f"{view.workload.lr:g} for all, not tuned per strategy"
     if len(rates) > 1:
-        rate = f"{_described_values(view, rates)}{_tuned(groups)}"
+        rate = f"{by_value(_names_by_value(view, rates))}{_tuned(groups)}"
     return f"Global batch at {view.shape.label}: {batch}. Learning rate: {rate}; scaling: {scaling}."
 
 
@@ -243,13 +251,13 @@ def _values(groups: Sequence[Group], condition: str) -> dict[str, tuple[Group, .
     return found
 
 
-def _described_values(
+def _names_by_value(
     view: WorkloadView, values: dict[str, tuple[Group, ...]], max_named: int | None = None
-) -> str:
-    """Each value with the names of its groups. max_named: name so many, and no longer majority."""
+) -> dict[str, list[str]]:
+    """The names of the groups of each value. max_named: name so many, and no longer majority."""
     compared = [group for groups in values.values() for group in groups]
     most = max(values.values(), key=len)
-    parts = []
+    found = {}
     for value, groups in values.items():
         names = _names(view, groups, compared)
         if max_named is not None and len(names) > max_named:
@@ -257,8 +265,8 @@ def _described_values(
                 names = ["all others"]
             elif len(names) > max_named + 1:
                 names = [*names[:max_named], f"{len(names) - max_named} more"]
-        parts.append(f"{value} ({listed(names)})")
-    return ", ".join(parts)
+        found[value] = names
+    return found
 
 
 def _names(view: WorkloadView, groups: Sequence[Group], compared: Sequence[Group]) -> list[str]:

@@ -49,9 +49,9 @@ class PublishedLine:
     @property
     def accuracy_change(self) -> float | None:
         """Our accuracy minus that of one node."""
-        mine = self.mean(lambda row: row.accuracy)
-        one = _mean(self.one_node[1], lambda row: row.accuracy) if self.one_node else None
-        return None if mine is None or one is None else mine - one
+        mine = self.measured and self.measured.accuracy
+        one = self.one_node and self.one_node[1] and self.one_node[1].accuracy
+        return mine.mean - one.mean if mine and one else None
 
     @property
     def published_speedup(self) -> float | None:

@@ -14,7 +14,7 @@ from orchestrator.replay.real_nodes import Calibrated, RealTime, calibrated
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.replay.windows import Windows
 from orchestrator.report.model.baselines import rows_of
-from orchestrator.report.model.groups import Group, groups_of
+from orchestrator.report.model.groups import Group, groups_of, in_blocks
 from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
@@ -179,7 +179,8 @@ class Comparison:
 
     @cached_property
     def groups(self) -> list[Group]:
-        return groups_of(self.rows)
+        stages = self.record.stages
+        return in_blocks(groups_of(self.rows), stages.dropped if stages else {})
 
     @cached_property
     def workloads(self) -> list[Workload]:

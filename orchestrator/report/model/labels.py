@@ -99,6 +99,12 @@ class Workload:
         return replace(self, link="")
 
     @property
+    def training(self) -> Workload:
+        """What it trains, without where and how fast: runs of one seed start with the same draws."""
+        anywhere = replace(self, link="", location="", threads=1, on_gpu=False)
+        return replace(anywhere, faults="", limits=(), slower_speeds=(), enforced=True)
+
+    @property
     def label(self) -> str:
         """All that is not the default, as text."""
         warm_up = self.warm_up_epochs and count(self.warm_up_epochs, "epoch")

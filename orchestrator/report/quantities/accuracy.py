@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 from statistics import fmean
 
 from orchestrator.report import formats
@@ -27,7 +27,7 @@ def _one_image(row: Row) -> float:
 
 def _interval(group: Group) -> tuple[float, float] | None:
     """The interval on new images and with new seeds; None if seeds are few or test sets differ."""
-    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
+    values = [*Accuracies.accuracy.sample(group).values()]
     images = {row.test_samples for row in group.ok_rows}
     return accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
 
@@ -47,6 +47,10 @@ def _bits_per_token(row: Row) -> float | None:
     return loss / log(2) if loss is not None and row.run.dataset.target_shape else None
 
 
+def _minus_serial(group: Group, serial: Group) -> float:
+    return Accuracies.accuracy.mean_of(group) - Accuracies.accuracy.mean_of(serial)
+
+
 class Accuracies:
     """Accuracies and losses."""
 
@@ -58,23 +62,39 @@ class Accuracies:
         resolution=_one_image,
         within=_within_accuracies,
         interval=_interval,
+        by_seed=True,
+        possible=(0, 1),
     )
     accuracy_difference = Quantity(
         lambda value: formats.points(value).partition(formats.JOIN)[0],
         lambda row: _minus(row.accuracy, row.serials(_accuracy)),
         "Accuracy − serial, points",
+        of_means=_minus_serial,
     )
     test_loss = Quantity(
-        formats.short, lambda row: row.result.ranks[0].test_loss if row.result.ranks else None
+        formats.short,
+        lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
+        by_seed=True,
+        possible=(0, inf),
     )
-    bits_per_token = Quantity(formats.short, _bits_per_token, "Bits per token")
-    local_accuracy_min = Quantity(formats.percent, lambda row: min(row.local_accuracies, default=None))
-    local_accuracy_mean = Quantity(formats.percent, _mean_of_local, "Accuracy of local models")
-    local_accuracy_max = Quantity(formats.percent, lambda row: max(row.local_accuracies, default=None))
+    bits_per_token = Quantity(
+        formats.short, _bits_per_token, "Bits per token", by_seed=True, possible=(0, inf)
+    )
+    local_accuracy_min = Quantity(
+        formats.percent, lambda row: min(row.local_accuracies, default=None), by_seed=True, possible=(0, 1)
+    )
+    local_accuracy_mean = Quantity(
+        formats.percent, _mean_of_local, "Accuracy of local models", by_seed=True, possible=(0, 1)
+    )
+    local_accuracy_max = Quantity(
+        formats.percent, lambda row: max(row.local_accuracies, default=None), by_seed=True, possible=(0, 1)
+    )
     averaging_gain = Quantity(
         formats.points,
         lambda row: _minus(row.accuracy, _mean_of_local(row)),
         lower_is_better=False,
         resolution=_one_image,
         within=lambda reference: (-1, 1),
+        by_seed=True,
+        possible=(-1, 1),
     )

@@ -23,11 +23,6 @@ def containers(row: Row) -> list[NodeUsage]:
     return nodes if row.ok and len(nodes) == expected else []
 
 
-def single_container(row: Row) -> bool:
-    """Whether all nodes of a run with several shared one container."""
-    return bool(row.result.usage) and row.result.topology == "single" and row.run.nodes > 1
-
-
 def ran_out_of_memory(usage: Sequence[NodeUsage]) -> bool:
     return any(node.out_of_memory for node in usage)
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
-
-from scipy.special import bdtrc
 
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.statistics.spread import Spread
-from orchestrator.results.records import EpochPoint
 
-CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
 NOT_REACHED = "not reached"
 
 
@@ -53,32 +48,6 @@ def target_reached(row: Row) -> bool | None:
 def seeds_at_target(group: Group) -> tuple[int, int]:
     """The number of ok seeds that reached their target accuracy, and the number of ok seeds."""
     return sum(bool(target_reached(row)) for row in group.ok_rows), len(group.ok_rows)
-
-
-def learned(row: Row) -> bool | None:
-    """Whether a run learned anything; None if that cannot be told.
-
-    Its accuracy is above that of a constant answer, by a one-sided binomial test at 1 %, and its loss is
-    not above that of the first epoch, on the test split or in training. (The test loss alone also rises
-    when a model overfits.) Losses of local models say nothing about their average.
-    """
-    images, chance = row.test_samples, row.chance_accuracy
-    if not row.trains or row.accuracy is None or images is None or chance is None:
-        return None
-    right = round(row.accuracy * images)
-    p_value = bdtrc(right - 1, images, chance) if right else 1.0
-    above_chance = p_value < CHANCE_LEVEL
-    fell = _fell(row, lambda point: point.test_loss) or _fell(row, lambda point: point.loss)
-    return bool(above_chance) and (fell or bool(row.local_accuracies))
-
-
-def _fell(row: Row, loss: Callable[[EpochPoint], float | None]) -> bool:
-    """Whether a loss, mean over ranks, is not above that of the first epoch, or is unknown."""
-    first, last = (
-        Spread.of(loss(point) for point in row.result.epochs if point.epoch == epoch)
-        for epoch in (1, last_epoch(row))
-    )
-    return first is None or last is None or last.mean <= first.mean
 
 
 def _time_to_target_s(row: Row) -> float | None:

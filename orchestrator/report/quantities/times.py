@@ -54,6 +54,10 @@ def _exchange_share(row: Row) -> float | None:
     return exchange_s(row) / training if training else None
 
 
+def speedup_of_means(group: Group, serial: Group) -> float:
+    return Times.train_s.mean_of(serial) / Times.train_s.mean_of(group)
+
+
 class Times:
     """Times, and what compares them."""
 
@@ -77,9 +81,15 @@ class Times:
         ratio=True,
         timed=True,
     )
-    speedup = Quantity(formats.ratio, lambda row: row.speedup, "Speedup", ratio=True)
+    speedup = Quantity(
+        formats.ratio, lambda row: row.speedup, "Speedup", ratio=True, of_means=speedup_of_means
+    )
     efficiency = Quantity(
-        formats.percent, lambda row: row.speedup and row.speedup / row.shape.ranks, "Efficiency", ratio=True
+        formats.percent,
+        lambda row: row.speedup and row.speedup / row.shape.ranks,
+        "Efficiency",
+        ratio=True,
+        of_means=lambda group, serial: speedup_of_means(group, serial) / group.shape.ranks,
     )
     cpu_time_speedup = Quantity(
         formats.ratio,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import QUANTITIES, Q
-from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.render.csv_values import IntervalOf
+from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.render.order import ORDER
-from orchestrator.report.render.tables import Cell, Column, range_beside
+from orchestrator.report.render.tables import Column, range_beside
+from orchestrator.report.render.tree import Cell
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.results.limits import memory_limit_mb
+
+IntervalOf = Callable[[Group], Bounds | None]
 
 
 def columns_of_runs(table: str) -> list[Column[Row]]:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.report import formats
+from orchestrator.report.render.tree import Block, Cell, Head, Line, Table, texts
 
 MOST_LINES = 60
 Fields = dict[str, tuple[str, str]]  # field of the records -> its title and its number format
 
 
-@dataclass(frozen=True)
-class FigureData:
-    """The table. more: how many lines are left out."""
-
-    heads: list[str]
-    lines: list[list[str]]
-    more: int
-
-
-def figure_data(spec: Mapping[str, Any]) -> list[FigureData]:
+def figure_data(spec: Mapping[str, Any], label: str) -> list[Block]:
     """The records that the figure draws: the fields that its tooltips name, otherwise those of its axes.
 
     Several tables if the tooltips of a figure name different fields of different records.
@@ -34,19 +25,26 @@ def figure_data(spec: Mapping[str, Any]) -> list[FigureData]:
             named.setdefault(data, {}).update(_tooltip(encoding))
             drawn.setdefault(data, {}).update(_channels(encoding))
     found = {data: fields for data, fields in named.items() if fields}
-    if not found:
-        found = dict([max(drawn.items(), key=lambda pair: len(records_of[pair[0]]))] if drawn else [])
-    tables = [_table(fields, records_of[data]) for data, fields in found.items() if fields]
-    return [table for number, table in enumerate(tables) if table not in tables[:number]]
-
-
-def _table(fields: Fields, records: Sequence[Mapping[str, Any]]) -> FigureData:
-    lines = dict.fromkeys(
-        tuple(_written(record.get(name), form) for name, (_, form) in fields.items()) for record in records
-    )
-    unique = [list(line) for line in lines]
-    more = max(0, len(unique) - MOST_LINES)
-    return FigureData([title for title, _ in fields.values()], unique[:MOST_LINES], more)
+    if not found and drawn:
+        found = dict([max(drawn.items(), key=lambda pair: len(records_of[pair[0]]))])
+    tables: dict[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], None] = {}
+    for data, fields in found.items():
+        written = dict.fromkeys(
+            tuple(_written(record.get(name), form) for name, (_, form) in fields.items())
+            for record in records_of[data]
+        )
+        if fields:
+            tables[tuple(title for title, _ in fields.values()), tuple(written)] = None
+    blocks: list[Block] = []
+    for number, (heads, lines) in enumerate(tables, 1):
+        name = f"Data{f' {number}' if len(tables) > 1 else ''}: {label}"
+        shown = [Line([*map(Cell, line)]) for line in lines[:MOST_LINES]]
+        blocks.append(Table(f"Data: {label}", [*map(Head, heads)], shown, "data", name))
+        if (more := len(lines) - MOST_LINES) > 0:
+            blocks += texts(
+                f"{more} more lines are not shown; results.csv and epochs.csv have all numbers."
+            )
+    return blocks
 
 
 def _views(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from orchestrator.report.formats import ABSENT, count, percent, points, ratio, seconds, short, size, whole
 from orchestrator.report.metrics.published import PublishedLine
+from orchestrator.report.model.groups import Metric
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch
 from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.render.columns import NODES, STRATEGY, over_seeds
-from orchestrator.report.render.tables import Cell, Column
+from orchestrator.report.render.tables import Column, mean_and_range
+from orchestrator.report.render.tree import Cell
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.report.topics.faults import FaultCost
 from orchestrator.results.predictions import Prediction
@@ -24,7 +25,7 @@ def _published(name: str, title: str, write: Callable[[float], str]) -> Column[P
 
     def cell(line: PublishedLine) -> Cell:
         derived = "derived" if name in line.published.derived else ""
-        return replace(Cell.of(getattr(line.published, name), write, derived), value=None)
+        return Cell.of(getattr(line.published, name), write, derived)._replace(value=None)
 
     return Column(f"{name}_published", f"{title}, published", cell)
 
@@ -123,27 +124,28 @@ def _on_loss(cost: FaultCost) -> Cell:
 
 
 def _spread(
-    key: str, title: str, of: Callable[[FaultCost], Spread | None], write: Callable[[float], str]
+    key: str,
+    title: str,
+    side: Callable[[FaultCost, Metric], Spread | None],
+    quantity: Quantity,
+    write: Callable[[float], str],
 ) -> Column[FaultCost]:
-    return Column(key, title, lambda cost: Cell.over(of(cost), write))
+    return Column(key, title, lambda cost: mean_and_range(side(cost, quantity.of), write))
 
 
+WITHOUT, WITH, EXTRA = FaultCost.without_faults, FaultCost.with_faults, FaultCost.difference
 FAULTS: tuple[Column[FaultCost], ...] = (
     *(column.of(lambda cost: cost.group) for column in (STRATEGY, NODES)),
     Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
-    _spread("time_without", "Time without", lambda cost: cost.without_faults(Q.elapsed_s.of), seconds),
-    _spread("time_with", "Time with", lambda cost: cost.with_faults(Q.elapsed_s.of), seconds),
-    _spread("extra_time", "Extra time", lambda cost: cost.difference(Q.elapsed_s.of), seconds),
-    _spread("repeated_steps", "Steps repeated", lambda cost: cost.with_faults(Q.repeated_steps.of), short),
-    _spread("samples_lost", "Samples lost", lambda cost: cost.with_faults(Q.samples_lost.of), short),
-    _spread(
-        "accuracy_without", "Accuracy without", lambda cost: cost.without_faults(Q.accuracy.of), percent
-    ),
-    _spread("accuracy_with", "Accuracy with", lambda cost: cost.with_faults(Q.accuracy.of), percent),
-    _spread(
-        "accuracy_difference", "Accuracy, difference", lambda cost: cost.difference(Q.accuracy.of), points
-    ),
+    _spread("time_without", "Time without", WITHOUT, Q.elapsed_s, seconds),
+    _spread("time_with", "Time with", WITH, Q.elapsed_s, seconds),
+    _spread("extra_time", "Extra time", EXTRA, Q.elapsed_s, seconds),
+    _spread("repeated_steps", "Steps repeated", WITH, Q.repeated_steps, short),
+    _spread("samples_lost", "Samples lost", WITH, Q.samples_lost, short),
+    _spread("accuracy_without", "Accuracy without", WITHOUT, Q.accuracy, percent),
+    _spread("accuracy_with", "Accuracy with", WITH, Q.accuracy, percent),
+    _spread("accuracy_difference", "Accuracy, difference", EXTRA, Q.accuracy, points),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )

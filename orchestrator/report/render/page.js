@@ -199,14 +199,6 @@
     if (spec.params?.some((param) => param.name === "hidden")) drawn.get(name).signal("hidden", hiddenSeries(spec)).runAsync();
   }
 
-  /** Lets the keyboard scroll a place that is too narrow for what it holds. */
-  function letScroll(box, label) {
-    if (box.hasAttribute("tabindex")) return;
-    box.tabIndex = 0;
-    box.setAttribute("role", "region");
-    box.setAttribute("aria-label", label);
-  }
-
   /** A figure of several panels with fewer of them side by side, or narrower ones; null if it cannot be narrower. */
   function narrower(spec, width, available) {
     const few = (columns) => Math.max(1, Math.min(columns - 1, Math.floor(columns * available / width)));
@@ -270,7 +262,9 @@
     target.setAttribute("aria-label", label);
     target.classList.remove("coming");
     box.replaceChildren(target);
-    if (box.scrollWidth > box.clientWidth) letScroll(box, label);
+    if (box.scrollWidth > box.clientWidth && !box.hasAttribute("tabindex")) {
+      Object.assign(box, { tabIndex: 0, role: "region", ariaLabel: label }); // lets the keyboard scroll it
+    }
     return made;
   }
 
@@ -457,16 +451,10 @@
     return { data: { values }, [width < 160 ? "vconcat" : "hconcat"]: charts, resolve: { scale: { color: "independent" } } };
   }
 
-  /** Tables of a run can be scrolled only now, since there may be thousands. */
-  function focusable(run) {
-    for (const box of all(".wide", run)) letScroll(box, `${box.querySelector("caption").textContent}, ${run.id}`);
-  }
-
   function setUpRuns() {
     for (const run of all("details.run")) {
       run.addEventListener("toggle", () => {
         if (!run.open) return;
-        focusable(run);
         const box = run.querySelector(".curves");
         if (!box || box.hasChildNodes()) return;
         place(box, curves(run, (Math.min(box.clientWidth, 800) - 140) / 2), `Accuracy and loss of ${run.id} after each epoch`);

@@ -1,87 +1,71 @@
-"""Page: what a report says, for report.html and report.md."""
+"""The sections of a report, in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.plots import Plot
-from orchestrator.report.render.chapters import Chapter, chapters_of, fault_table
-from orchestrator.report.render.legend import Entry, legend
+from orchestrator.report.render import tree
+from orchestrator.report.render.answer import verdict_section
+from orchestrator.report.render.appendix import environments, strategies
 from orchestrator.report.render.line_columns import PREDICTED, PUBLISHED
-from orchestrator.report.render.questions import Part, Question, parts, questions
+from orchestrator.report.render.questions import question_sections
+from orchestrator.report.render.results import result_sections
+from orchestrator.report.render.runs import all_runs, missing_runs
 from orchestrator.report.render.summary import disturbance, one_line, seeds_line
-from orchestrator.report.render.tables import Table, table_of
-from orchestrator.report.render.workloads import WorkloadNames, workload_names
-from orchestrator.report.topics.faults import fault_costs
-from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
+from orchestrator.report.render.tables import table_of
+from orchestrator.report.render.terms import TERMS
+from orchestrator.report.render.tools import chips, filters
+from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.predictions import Asked
 from orchestrator.results.store import SweepRecord
 from orchestrator.results.times import time_line
 
 
-@dataclass(frozen=True)
-class Page:
-    """What a report says.
-
-    Attributes:
-        summary: runs, dates and nodes, in a line. seeds: what they vary.
-        disturbance: a text that says that other processes used the machine; empty if they did not.
-        predicted: what more nodes would do. predicted_for: what these assume, as sentences.
-        differences: the differences of a lab from what was published, by name.
-        chapters: the tables of each workload.
-        times: the time that the runs took, as a sentence without its end.
-    """
-
-    record: SweepRecord
-    summary: str
-    seeds: str
-    disturbance: str
-    verdicts: Sequence[Verdict]
-    evidence: Sequence[Evidence]
-    names: WorkloadNames
-    questions: Sequence[Question]
-    cautions: Sequence[Part]
-    predicted: Table | None
-    predicted_for: str
-    published: Table | None
-    differences: Sequence[tuple[str, str]]
-    chapters: Sequence[Chapter]
-    fault_costs: Table | None
-    legend: Sequence[Entry]
-    times: str
-
-
 def page_of(
     comparison: Comparison, findings: Sequence[Finding], claims: Claims, plots: Sequence[Plot]
-) -> Page:
+) -> tree.Page:
     """What a report says of a comparison. claims: decided, those of the findings."""
-    names = workload_names(comparison.workloads)
-    predictions = comparison.predictions
-    published, costs = published_lines(comparison), fault_costs(comparison)
-    return Page(
-        record=comparison.record,
-        summary=one_line(comparison),
-        seeds=seeds_line(comparison),
-        disturbance=disturbance(findings),
-        verdicts=verdicts(comparison, claims),
-        evidence=evidence(comparison, findings),
-        names=names,
-        questions=questions(comparison, findings, plots, names),
-        cautions=parts([finding for finding in findings if finding.caution], names),
-        predicted=table_of("Predictions", PREDICTED, predictions.forecasts) if predictions else None,
-        predicted_for=_assumed(predictions.asked) if predictions else "",
-        published=table_of("Published and measured", PUBLISHED, published) if published else None,
-        differences=differences(comparison),
-        chapters=chapters_of(comparison, claims),
-        fault_costs=fault_table(costs) if costs else None,
-        legend=legend(comparison.groups),
-        times=time_line(row.wall_result for row in comparison.rows) if comparison.rows else "",
+    found, disturbed = verdicts(comparison, claims), disturbance(findings)
+    summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
+    sections = [
+        verdict_section(comparison, found, disturbed),
+        tree.Section(
+            "evidence",
+            "What it rests on",
+            [tree.Marks(evidence(comparison, findings), summary)],
+            first=True,
+        ),
+        *question_sections(comparison, findings, plots),
+        *_predictions(comparison),
+        *_published(comparison),
+        *result_sections(comparison, claims),
+        tree.Section("runs", "Runs", [*_runs(comparison)], listed=True),
+        *_appendices(comparison),
+    ]
+    return tree.Page(
+        "Shardyard report",
+        comparison.record.name,
+        sections,
+        found[0].workload.label if len(found) == 1 else "",
+        chips(comparison.groups),
+        filters(comparison),
+        disturbed,
+        [each.headline for each in found],
     )
+
+
+def _predictions(comparison: Comparison) -> Iterator[tree.Section]:
+    if predictions := comparison.predictions:
+        blocks = [
+            *tree.texts(_assumed(predictions.asked)),
+            table_of("Predictions", PREDICTED, predictions.forecasts),
+        ]
+        yield tree.Section("predictions", "Predictions", blocks, listed=True)
 
 
 def _assumed(asked: Asked) -> str:
@@ -94,3 +78,50 @@ def _assumed(asked: Asked) -> str:
         "of epochs. Each time has a 90% interval: 9 of 10 such runs take a time in it, if the error model "
         "is right. docs/prediction.md reports how often it was."
     )
+
+
+def _published(comparison: Comparison) -> Iterator[tree.Section]:
+    lines, lab = published_lines(comparison), comparison.record.lab
+    if not lines and not lab:
+        return
+    about = [
+        f"{lab.title}. Source: {lab.source}." if lab else "",
+        "Speedups are relative to one node of the same block."
+        if any(line.published_speedup for line in lines)
+        else "",
+        "" if lines else "The sweep file has no published figures.",
+    ]
+    blocks = tree.texts(" ".join(filter(None, about)))
+    blocks += [table_of("Published and measured", PUBLISHED, lines)] if lines else []
+    facts = [tree.Fact(name, fact) for name, fact in differences(comparison)]
+    heading = "Published and measured" if lines else "The published experiment"
+    yield tree.Section(
+        "published", heading, [*blocks, *([tree.Facts(facts)] if facts else [])], listed=True
+    )
+
+
+def _runs(comparison: Comparison) -> Iterator[tree.Block]:
+    if comparison.rows:
+        yield from tree.texts(f"{time_line(row.wall_result for row in comparison.rows)}.")
+    yield tree.Only("html", all_runs(comparison))
+    if missing := [*missing_runs(comparison)]:
+        yield tree.Only("markdown", [*tree.texts("Failed and pending:"), tree.Items(missing)])
+
+
+def _appendices(comparison: Comparison) -> Iterator[tree.Section]:
+    if comparison.groups:
+        yield tree.Section("strategies", "Strategies", [strategies(comparison.groups)])
+    known = environments(comparison) or tree.texts("Nothing was recorded.")
+    yield tree.Section("environment", "Environment", [tree.Only("html", known)])
+    yield tree.Section("sweep-file", "Sweep file", [tree.Only("html", [*_sweep_file(comparison.record)])])
+    terms = tree.Facts([tree.Fact(term.title, term.definition, term.key) for term in TERMS], "")
+    title = f"{len(TERMS)} terms; the text explains them under the pointer"
+    folded = tree.Fold(title, [terms], kind="terms")
+    yield tree.Section("glossary", "Glossary", [tree.Only("html", [folded])], listed=True)
+
+
+def _sweep_file(record: SweepRecord) -> Iterator[tree.Block]:
+    if record.overrides:
+        overrides = [part for text in record.overrides for part in (", ", tree.Span("code", text))]
+        yield tree.Text(["Overridden by ", *overrides[1:], "."])
+    yield tree.Source(record.source)

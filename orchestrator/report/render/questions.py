@@ -1,81 +1,47 @@
-"""The page by question: each with its figures, and with the findings on it."""
+"""The sections that answer a question each, with figures and with the findings on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from orchestrator.report.figures.sentences import figure_sentence
 from orchestrator.report.findings.base import QUESTIONS, Finding
+from orchestrator.report.formats import count
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.plots import Plot
-from orchestrator.report.render.figure_data import FigureData, figure_data
-from orchestrator.report.render.workloads import WorkloadNames
+from orchestrator.report.render.figure_data import figure_data
+from orchestrator.report.render.tree import Block, Box, Drawing, Findings, Fold, Heading, Said, Section
+from orchestrator.report.render.workloads import WorkloadNames, workload_names
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A plot on the page.
-
-    sentence: what it shows; may be empty. notes: what a reader must know to read it. alt: text for
-    screen readers. timelines: those whose files are linked. log_axis: whether an axis may be
-    linear or logarithmic.
-    """
-
-    name: str
-    title: str
-    sentence: str
-    notes: str
-    alt: str
-    wide: bool
-    timelines: Sequence[Timeline]
-    data: list[FigureData]
-    log_axis: bool
-
-
-@dataclass(frozen=True)
-class Part:
-    """Findings on one workload, by topic. workload: empty if they concern all, or if there is only one."""
-
-    workload: str
-    topics: dict[str, list[Finding]]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question with its figures, by workload, and its findings."""
-
-    key: str
-    heading: str
-    figures: list[tuple[str, list[Figure]]]
-    findings: list[Part]
-
-    @property
-    def finding_count(self) -> int:
-        return sum(len(found) for part in self.findings for found in part.topics.values())
-
-
-def questions(
-    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], names: WorkloadNames
-) -> list[Question]:
-    """Those that the sweep says something about, in order."""
-    found = []
+def question_sections(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]
+) -> Iterator[Section]:
+    """Those that the sweep says something about, in order, and its cautions."""
+    names = workload_names(comparison.workloads)
+    anchors: set[str] = set()
     for key, heading in QUESTIONS.items():
-        figures = []
+        blocks: list[Block] = []
+        drawn = [plot for plot in plots if plot.kind.question == key]
+        several = len({plot.workload for plot in drawn}) > 1
         for workload in comparison.workloads:
-            drawn = [plot for plot in plots if plot.workload == workload and plot.kind.question == key]
-            if drawn:
-                of_workload = [_figure(plot, comparison, findings) for plot in drawn]
-                figures.append((names.of(workload), _each_sentence_once(of_workload)))
-        about = [
-            finding for finding in findings if not finding.caution and _question_of(finding, plots) == key
-        ]
-        if figures or about:
-            found.append(Question(key, heading, figures, parts(about, names)))
-    return found
+            figures = [
+                _drawing(plot, comparison, findings, names.of(workload) if several else "")
+                for plot in drawn
+                if plot.workload == workload
+            ]
+            if figures:
+                blocks += [Heading(names.of(workload))] if several else []
+                blocks.append(Box("figures", _each_sentence_once(figures)))
+        about = [each for each in findings if not each.caution and _question_of(each, plots) == key]
+        if about:
+            said = said_of(about, names, anchors)
+            blocks.append(Fold(count(len(about), "finding"), said, not drawn, "all-findings"))
+        if blocks:
+            yield Section(f"question-{key}", heading, blocks, listed=True)
+    if cautions := [finding for finding in findings if finding.caution]:
+        yield Section("cautions", "Cautions", said_of(cautions, names, anchors), listed=True)
 
 
 def _question_of(finding: Finding, plots: Sequence[Plot]) -> str:
@@ -84,41 +50,38 @@ def _question_of(finding: Finding, plots: Sequence[Plot]) -> str:
     return finding.question if compared else "data"
 
 
-def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
-    """The findings by workload and topic."""
-    found: dict[Workload | None, Part] = {}
+def said_of(findings: Sequence[Finding], names: WorkloadNames, anchors: set[str]) -> list[Block]:
+    """The findings by workload and topic. anchors: those that findings above have; added to."""
+    found: dict[Workload | None, dict[str, list[Said]]] = {}
     for finding in findings:
-        label = names.of(finding.workload) if finding.workload else ""
-        part = found.setdefault(finding.workload, Part(label, {}))
-        part.topics.setdefault(finding.topic, []).append(finding)
-    return list(found.values())
+        runs: dict[str, list[tuple[int, str]]] = {}
+        for row in finding.rows:
+            parts = [row.series, row.partitioner_label, row.shape.label, *row.conditions]
+            runs.setdefault(" · ".join(filter(None, parts)), []).append((row.seed, row.key))
+        said = Said(finding.text, "" if finding.anchor in anchors else finding.anchor, runs)
+        anchors.add(finding.anchor)
+        found.setdefault(finding.workload, {}).setdefault(finding.topic, []).append(said)
+    blocks: list[Block] = []
+    for workload, topics in found.items():
+        name = names.of(workload) if workload else ""
+        blocks += [*([Heading(name)] if name else []), Findings(topics)]
+    return blocks
 
 
-def _each_sentence_once(figures: Sequence[Figure]) -> list[Figure]:
+def _each_sentence_once(figures: Sequence[Drawing]) -> list[Drawing]:
     """Figures of one question, without the sentence that one above has."""
     said: set[str] = set()
     shown = []
     for figure in figures:
-        shown.append(replace(figure, sentence="") if figure.sentence in said else figure)
+        shown.append(figure._replace(sentence="") if figure.sentence in said else figure)
         said.add(figure.sentence)
     return shown
 
 
-def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
-    """What the page needs to draw each figure anew, by name. All have the same configuration."""
-    return {
-        plot.name: {
-            "spec": {name: value for name, value in plot.spec.items() if name != "config"},
-            "log": plot.chart.log_axis,
-        }
-        for plot in plots
-    }
-
-
-def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
+def _drawing(plot: Plot, comparison: Comparison, findings: Sequence[Finding], workload: str) -> Drawing:
     kind, title = plot.kind, plot.heading
     sentence = figure_sentence(kind.shows, kind.otherwise, comparison.view(plot.workload), findings)
-    return Figure(
+    return Drawing(
         name=plot.name,
         title=title,
         sentence=sentence,
@@ -126,6 +89,6 @@ def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> 
         alt=" ".join(filter(None, [f"{title}.", sentence, plot.note])),
         wide=plot.chart.wide,
         timelines=plot.timelines,
-        data=figure_data(plot.chart.spec),
-        log_axis=bool(plot.chart.log_axis),
+        data=figure_data(plot.chart.spec, ", ".join(filter(None, [title, workload]))),
+        workload=workload,
     )

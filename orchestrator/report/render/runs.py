@@ -1,10 +1,9 @@
-"""A section per run: the command that repeats it, curves, phases, certificate, files and cause."""
+"""The table of runs, and all about each: its command, curves, phases, certificate, files and cause."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
@@ -16,71 +15,63 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import Q
+from orchestrator.report.render import tree
 from orchestrator.report.render.columns import columns_of_runs
 from orchestrator.report.render.summary import STATES
-from orchestrator.report.render.tables import AT_FIRST, Cell, Head, Line, table_of
-from orchestrator.results.records import EpochPoint, RankResult
+from orchestrator.report.render.tables import AT_FIRST, table_of
+from orchestrator.results.records import RankResult
 from trainer.spec.run_spec import RunSpec
 
-BESIDE = 3  # columns of the table of runs that every run has: run, nodes, seed
-MOST_RANKS = 8  # of more, the section shows the fastest, the mean and the slowest
+BESIDE = (tree.Head("Run", number=False), tree.Head("Nodes"), tree.Head("Seed"))  # of every run
+EPOCHS = [
+    tree.Head(title) for title in ("Epoch", "Time, s", "Training loss", "Test loss", "Test accuracy, %")
+]
+FEW_RUNS = 10  # whose table is open at first
+MOST_RANKS = 8  # of more, the fastest, the mean and the slowest are shown
 # Fields that do not define the computation, and that a repetition still needs.
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C, if libyaml is there: eight times as fast
 _ALSO = ("timeout_s", "restarts", "trace")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run: its line in the table of runs, and its section. Lists are empty where it has no such numbers.
-
-    detail: what its name leaves out. filters: see `filters_of`. cells: its numbers if it is ok; otherwise
-    the table has its status and cause. notes: numbers of footnotes. epochs: number, seconds, loss, test
-    loss and accuracy in percent, as plain numbers, since the page draws them. phases: names. ranks: name of
-    a line and its seconds by phase. files: title and address, relative to the report.
-    """
-
-    key: str
-    name: str
-    status: str
-    cause: str
-    filters: Mapping[str, str]
-    detail: str = ""
-    nodes: str = ""
-    seed: str = ""
-    cells: Sequence[Cell] = ()
-    notes: Sequence[int] = ()
-    clock: str = ""
-    command: str = ""
-    epochs: Sequence[list[str]] = ()
-    phases: Sequence[str] = ()
-    ranks: Sequence[tuple[str, list[str]]] = ()
-    certificate: str = ""
-    flags: Sequence[str] = ()
-    files: Sequence[tuple[str, str]] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.status == STATES["ok"]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """All runs. heads: those of the cells beside run, nodes and seed. notes: the footnotes."""
-
-    heads: list[Head]
-    runs: list[Run]
-    notes: list[str]
-
-
-def runs(comparison: Comparison) -> Runs:
-    """The runs in the order of the sweep, with pending ones."""
-    rows = comparison.rows
-    table = table_of("Runs", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - BESIDE)
+def all_runs(comparison: Comparison) -> list[tree.Block]:
+    """The table of runs, its notes, and each run, in the order of the sweep."""
+    rows, keys = comparison.rows, comparison.record.keys
+    numbers = table_of("", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - len(BESIDE))
     notes = list(dict.fromkeys(note for row in rows for note in _notes(row)))
-    finished = {
-        row.key: _run(row, line, notes, comparison) for row, line in zip(rows, table.lines, strict=True)
-    }
-    found = [finished.get(key) or _pending(key, comparison) for key in comparison.record.keys]
-    return Runs(table.heads, found, notes)
+    lines, sections = {}, {}
+    for row, line in zip(rows, numbers.lines, strict=True):
+        lines[row.key] = _line(row, line, notes)
+        problem = "" if row.ok else STATES[row.status]
+        sections[row.key] = tree.Run(row.key, problem, line.filters, [*_about(row, comparison)])
+    for key in comparison.pending:
+        why = comparison.unusable.get(key, "")
+        status = "unusable" if why else "pending"
+        link = tree.Span("link", key, f"#{quote(key)}")
+        cells = [tree.Cell(key, links=[link]), tree.Cell(""), tree.Cell(""), _cause(STATES[status], why)]
+        lines[key] = tree.Line(cells, {"status": status}, "pending")
+        sections[key] = tree.Run(key, STATES[status], {"status": status}, _cause_of(why))
+    noted = [tree.Head("Notes", number=False, first=False)] if notes else []
+    heads = [*BESIDE, *(numbers.heads or [tree.Head("Cause")] * (not noted)), *noted]
+    table = tree.Table("All runs of the sweep", heads, [lines[key] for key in keys], label="Runs")
+    entries = [tree.Item([note], id=f"note-{number}") for number, note in enumerate(notes, 1)]
+    return [
+        tree.Fold(f"Table of {formats.count(len(keys), 'run')}", [table], len(keys) <= FEW_RUNS, "table"),
+        *([tree.Items(entries, "notes", numbered=True)] if notes else []),
+        tree.Heading("Each run", "each-run"),
+        *(sections[key] for key in keys),
+    ]
+
+
+def missing_runs(comparison: Comparison) -> Iterator[tree.Item]:
+    """The failed and pending runs, with their causes."""
+    for row in comparison.failed:
+        log: tree.Inline = [" (log: ", tree.Span("code", row.log), ")"] if row.log else []
+        yield tree.Item([tree.Span("code", row.key), f" {STATES[row.status]}: {row.cause or ''}", *log])
+    for key in comparison.pending:
+        why = comparison.unusable.get(key, "")
+        yield tree.Item(
+            [tree.Span("code", key), f" {STATES['unusable']}: {why}" if why else f" {STATES['pending']}"]
+        )
 
 
 def repeat_command(run: RunSpec, runtime: str) -> str:
@@ -94,7 +85,7 @@ def repeat_command(run: RunSpec, runtime: str) -> str:
     out = shlex.quote(f"results/{run.key}")
     return (
         f"python -m orchestrator sweep /dev/stdin --runtime {runtime} --out {out} <<'END'\n"
-        f"{yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True, width=100)}END"
+        f"{yaml.dump(sweep, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=100)}END"
     )
 
 
@@ -103,60 +94,82 @@ def _short(value: Any) -> Any:
     return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
 
 
-def _pending(key: str, comparison: Comparison) -> Run:
-    why = comparison.unusable.get(key, "")
-    status = "unusable" if why else "pending"
-    return Run(key, key, STATES[status], why, {"status": status})
-
-
-def _run(row: Row, line: Line, notes: Sequence[str], comparison: Comparison) -> Run:
-    ranks = row.result.ranks
-    phases = list(dict.fromkeys(phase for rank in ranks for phase in rank.seconds))
-    return Run(
-        row.key,
-        row.series,
-        STATES[row.status],
-        row.cause or "",
-        line.filters,
-        detail=" · ".join(filter(None, [row.partitioner_label, *row.conditions])),
-        nodes=row.shape.short,
-        seed=str(row.seed),
-        cells=line.cells if row.ok else (),
-        notes=[notes.index(note) + 1 for note in _notes(row)],
-        clock=row.clock if row.timed else "wall",
-        command=repeat_command(row.run, row.result.runtime),
-        epochs=[_epoch(point) for point in row.result.epochs if point.rank == row.result.epochs[0].rank],
-        phases=phases,
-        ranks=_seconds(ranks, phases),
-        certificate=_certificate(row),
-        flags=row.result.flags,
-        files=_files(row, comparison),
+def _line(row: Row, numbers: tree.Line, notes: Sequence[str]) -> tree.Line:
+    detail = "\n".join([" · ".join(filter(None, [row.partitioner_label, *row.conditions])), row.key])
+    name = tree.Cell(
+        row.series, detail.strip(), links=[tree.Span("link", row.series, f"#{quote(row.key)}")]
+    )
+    cells = [name, tree.Cell(row.shape.short), tree.Cell(str(row.seed))]
+    if not row.ok:
+        return tree.Line([*cells, _cause(STATES[row.status], row.cause or "")], numbers.filters, "failed")
+    own = [notes.index(note) + 1 for note in _notes(row)]
+    links = [tree.Span("link", str(number), f"#note-{number}") for number in own]
+    return tree.Line(
+        [*cells, *numbers.cells, *([tree.Cell("", links=links)] if notes else [])], numbers.filters
     )
 
 
-def _epoch(point: EpochPoint) -> list[str]:
-    """Plain numbers: the page draws them."""
-    percent = f"{100 * point.accuracy:.4g}"
-    loss = formats.ABSENT if point.loss is None else f"{point.loss:.4g}"
-    return [str(point.epoch), f"{point.train_s:.4g}", loss, f"{point.test_loss:.4g}", percent]
+def _cause(status: str, why: str) -> tree.Cell:
+    return tree.Cell(f"{status}: {why}" if why else status, kind="cause")
 
 
-def _seconds(ranks: Sequence[RankResult], phases: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """A line per rank; of many ranks, the fastest, the mean and the slowest."""
-    by_rank = {f"rank {rank.rank}": rank.seconds for rank in ranks}
-    if len(ranks) > MOST_RANKS:
-        ordered = sorted(ranks, key=lambda rank: rank.train_s)
-        mean = {phase: fmean(rank.seconds.get(phase, 0.0) for rank in ranks) for phase in phases}
-        first, last = ordered[0], ordered[-1]
-        by_rank = {
-            f"rank {first.rank}, the fastest": first.seconds,
-            f"mean of {len(ranks)} ranks": mean,
-            f"rank {last.rank}, the slowest": last.seconds,
-        }
-    return [
-        (name, [formats.significant(seconds.get(phase, 0.0)) for phase in phases])
-        for name, seconds in by_rank.items()
-    ]
+def _cause_of(why: str) -> list[tree.Block]:
+    return [tree.Text([why], "cause")] if why else []
+
+
+def _about(row: Row, comparison: Comparison) -> Iterator[tree.Block]:
+    yield from _cause_of(row.cause or "")
+    clock = row.clock if row.timed else "wall"
+    if epochs := [point for point in row.result.epochs if point.rank == row.result.epochs[0].rank]:
+        yield tree.Box("curves", ())
+        lines = [
+            _numbers(  # plain ones, which the page draws
+                str(point.epoch),
+                f"{point.train_s:.4g}",
+                formats.ABSENT if point.loss is None else f"{point.loss:.4g}",
+                f"{point.test_loss:.4g}",
+                f"{100 * point.accuracy:.4g}",
+            )
+            for point in epochs
+        ]
+        caption = f"After each epoch, in {clock} time"
+        yield tree.Table(caption, EPOCHS, lines, "epochs", f"{caption}, {row.key}")
+    if ranks := _seconds(row.result.ranks):
+        phases = list(dict.fromkeys(phase for rank in row.result.ranks for phase in rank.seconds))
+        lines = [
+            _numbers(name, *(formats.significant(seconds.get(phase, 0.0)) for phase in phases))
+            for name, seconds in ranks.items()
+        ]
+        caption = f"Seconds by phase, in {clock} time"
+        heads = [tree.Head("Rank"), *map(tree.Head, phases)]
+        yield tree.Table(caption, heads, lines, "phases", f"{caption}, {row.key}")
+    for name, text in (("Certificate", _certificate(row)), *(("Note", flag) for flag in row.result.flags)):
+        if text:
+            yield tree.Text([tree.Span("strong", name), f" {text}"])
+    yield tree.Text(
+        [tree.Span("strong", "Spec"), ", without defaults, in the command that repeats the run:"]
+    )
+    yield tree.Source(repeat_command(row.run, row.result.runtime))
+    files = [part for link in _files(row, comparison) for part in (", ", link)]
+    yield tree.Text([tree.Span("strong", "Files"), " ", *files[1:]])
+
+
+def _numbers(*texts: str) -> tree.Line:
+    return tree.Line([*map(tree.Cell, texts)])
+
+
+def _seconds(ranks: Sequence[RankResult]) -> Mapping[str, Mapping[str, float]]:
+    """The seconds of each rank by phase; of many ranks, of the fastest, the mean and the slowest."""
+    if len(ranks) <= MOST_RANKS:
+        return {f"rank {rank.rank}": rank.seconds for rank in ranks}
+    first, *_, last = sorted(ranks, key=lambda rank: rank.train_s)
+    phases = dict.fromkeys(phase for rank in ranks for phase in rank.seconds)
+    mean = {phase: fmean(rank.seconds.get(phase, 0.0) for rank in ranks) for phase in phases}
+    return {
+        f"rank {first.rank}, the fastest": first.seconds,
+        f"mean of {len(ranks)} ranks": mean,
+        f"rank {last.rank}, the slowest": last.seconds,
+    }
 
 
 def _certificate(row: Row) -> str:
@@ -173,15 +186,14 @@ def _certificate(row: Row) -> str:
     )
 
 
-def _files(row: Row, comparison: Comparison) -> list[tuple[str, str]]:
+def _files(row: Row, comparison: Comparison) -> list[tree.Span]:
     """What the results directory holds of this run."""
-    directory = quote(row.key)
-    files = [("Result", f"{directory}/result.json"), ("Events", f"{directory}/events.jsonl")]
-    if row.result.log:
-        files.insert(0, ("Log", f"{directory}/{quote(row.result.log)}"))
+    files = {"Log": row.result.log, "Result": "result.json", "Events": "events.jsonl"}
     if isinstance(comparison.windows.get(row.key), Windows):
-        files.append(("Timeline", f"{directory}/timeline.json"))
-    return files
+        files["Timeline"] = "timeline.json"
+    return [
+        tree.Span("link", name, f"{quote(row.key)}/{quote(file)}") for name, file in files.items() if file
+    ]
 
 
 def _notes(row: Row) -> list[str]:

@@ -1,51 +1,22 @@
-"""Columns and tables: what a column shows of an item, and the tables of the page made from them."""
+"""Columns: what each shows of an item, and the tables made from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from markupsafe import Markup
 
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.render.order import ORDER
+from orchestrator.report.render.tree import Cell, Head, Line, Table
 from orchestrator.report.statistics.spread import Spread
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 AT_FIRST = 6  # columns of a table
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The content of a table cell.
-
-    detail: the range over seeds, or another note in small print. value: the value by which a column sorts;
-    None if it sorts by its text.
-    """
-
-    text: str
-    detail: str = ""
-    value: float | None = None
-
-    @classmethod
-    def of(cls, value: float | None, write: Callable[[float], str], detail: str = "") -> Cell:
-        """A number; an absent one as a dash."""
-        return cls(ABSENT) if value is None else cls(write(value), detail, value)
-
-    @classmethod
-    def over(cls, spread: Spread | None, write: Callable[[float], str]) -> Cell:
-        """The mean, with the range over seeds as detail."""
-        return cls(ABSENT) if spread is None else cls.of(spread.mean, write, range_beside(spread, write))
-
-
-def range_beside(spread: Spread, write: Callable[[float], str]) -> str:
-    """The range over seeds; empty if it is written like the mean."""
-    return "" if (written := spread.range(write)) == write(spread.mean) else written
 
 
 @dataclass(frozen=True)
@@ -67,43 +38,14 @@ class Column(Generic[T]):
         return Column(self.key, self.title, lambda item: self.cell(part(item)), self.number)
 
 
-@dataclass(frozen=True)
-class Head:
-    """The head of a column. first: whether the page shows the column at first. key: that of the column."""
-
-    title: str
-    number: bool
-    first: bool
-    key: str = ""
-
-    @property
-    def classes(self) -> Markup:
-        """The attribute of its cells. Most are numbers, which need none."""
-        names = " ".join(filter(None, ["" if self.number else "text", "" if self.first else "more"]))
-        return Markup(f' class="{names}"') if names else Markup("")
+def mean_and_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
+    """The mean, with the range over seeds as detail."""
+    return Cell(ABSENT) if spread is None else Cell.of(spread.mean, write, range_beside(spread, write))
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a table. filters: the line's values, by name of a filter."""
-
-    cells: Sequence[Cell]
-    filters: Mapping[str, str] = field(default_factory=dict)
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table. caption: what it is, for its caption and for screen readers."""
-
-    caption: str
-    heads: list[Head]
-    lines: list[Line]
-
-    @property
-    def folds(self) -> bool:
-        """Whether some columns are not shown at first."""
-        return not all(head.first for head in self.heads)
+def range_beside(spread: Spread, write: Callable[[float], str]) -> str:
+    """The range over seeds; empty if it is written like the mean."""
+    return "" if (written := spread.range(write)) == write(spread.mean) else written
 
 
 def table_of(
@@ -111,7 +53,7 @@ def table_of(
     columns: Sequence[Column[T]],
     items: Sequence[T],
     rows_of: Callable[[T], Sequence[Row]] = lambda _: (),
-    failed: Callable[[T], bool] = lambda _: False,
+    kind_of: Callable[[T], str] = lambda _: "",
     clock: Clock = "cluster",
     most: int = AT_FIRST,
 ) -> Table:
@@ -119,6 +61,7 @@ def table_of(
 
     Args:
         rows_of: the runs of an item, by which filters find it.
+        kind_of: the CSS class of an item's line.
         clock: the clock of the speedups.
         most: how many columns the page shows at first.
     """
@@ -134,7 +77,7 @@ def table_of(
         caption,
         [Head(column.title, column.number, column.key in first, column.key) for column, _ in shown],
         [
-            Line(line, filters_of(rows_of(item)), failed(item))
+            Line(line, filters_of(rows_of(item)), kind_of(item))
             for item, line in zip(items, by_line, strict=True)
         ],
     )
@@ -143,7 +86,14 @@ def table_of(
 def table_of_groups(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table:
     """The table of these configurations."""
     clock = groups[0].first.clock if groups else "cluster"
-    return table_of(caption, columns, groups, lambda group: group.rows, lambda group: not group.ok, clock)
+    return table_of(
+        caption,
+        columns,
+        groups,
+        lambda group: group.rows,
+        lambda group: "" if group.ok else "failed",
+        clock,
+    )
 
 
 def _first(keys: Sequence[str], most: int, clock: Clock) -> set[str]:

@@ -37,7 +37,10 @@ class Contrast:
     @cached_property
     def standard_error(self) -> float:
         """The standard error of the estimate, above 0."""
-        return sqrt(sum(each.squared_error + each.between for each in (self.left, self.right))) or EXACT
+        errors = sum(each.squared_error + each.between for each in (self.left, self.right))
+        left, right = self.left.shifted, self.right.shifted
+        in_common = sum(float(left[fit] @ right[fit]) for fit in left.keys() & right.keys())
+        return sqrt(max(0.0, errors - 2 * in_common)) or EXACT
 
     @cached_property
     def dof(self) -> float:

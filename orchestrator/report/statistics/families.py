@@ -182,7 +182,7 @@ def _critical(level: float, dof: float, shared: np.ndarray) -> float:
 
     # Between that of one comparison and Bonferroni's, give or take the error of the quadrature.
     low, high = critical_t(level, dof) * 0.99, critical_t(level / len(shared), dof) * 1.01
-    return float(brentq(lambda bound: _tail(bound, dof, shared) - level, low, high))
+    return float(brentq(lambda bound: _tail(bound, dof, shared) - level, low, high, xtol=1e-7))
 
 
 def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False) -> float:

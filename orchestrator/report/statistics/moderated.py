@@ -8,7 +8,7 @@ others say, as much as a few further seeds would: the more, the more similar the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, fsum, inf, log
 from statistics import fmean
 
@@ -36,6 +36,8 @@ class Estimate:
         prior_dof: degrees of freedom that other configurations add to the variance.
         own_dof: those of its own values, per seed beyond the first.
         between: variance of the mean that no number of seeds makes smaller.
+        shifted: errors of what was added to the mean because others have other seeds, by the fit that
+            found it. Estimates have some of them in common.
     """
 
     mean: float
@@ -44,6 +46,7 @@ class Estimate:
     prior_dof: float
     own_dof: float = 1.0
     between: float = 0.0
+    shifted: Mapping[int, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
     def dof(self) -> float:
@@ -53,7 +56,7 @@ class Estimate:
     @property
     def squared_error(self) -> float:
         """The variance of the mean over seeds."""
-        return self.variance / self.seeds
+        return self.variance / self.seeds + sum(float(each @ each) for each in self.shifted.values())
 
 
 def variance(values: Sequence[float]) -> float:
@@ -62,21 +65,24 @@ def variance(values: Sequence[float]) -> float:
     return fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def moderated(samples: Sequence[Sample], resolution: float = 0.0, own_dof: float = 1.0) -> list[Estimate]:
+def moderated(
+    samples: Sequence[Sample], resolution: float = 0.0, own_dofs: Sequence[float] = ()
+) -> list[Estimate]:
     """The estimates of configurations, each with at least two seeds.
 
     Args:
         resolution: the distance of two neighbouring values, such as 1 / images for an accuracy. Rounding
             to it has the variance resolution² / 12, below which no estimate of a variance falls: three
             equal accuracies do not prove that the fourth is equal, too.
-        own_dof: see Estimate.
+        own_dofs: of each, see Estimate; 1 if they are not given.
 
     Source:
         Smyth (2004), Linear models and empirical Bayes methods for assessing differential expression in
         microarray experiments. Stat. Appl. Genet. Mol. Biol. 3, Sec. 4 and 6.2.
     """
     own = [max(variance([*sample.values()]), resolution**2 / 12) for sample in samples]
-    dofs = [own_dof * (len(sample) - 1) for sample in samples]
+    own_dofs = own_dofs or [1.0] * len(samples)
+    dofs = [own_dof * (len(sample) - 1) for sample, own_dof in zip(samples, own_dofs, strict=True)]
     prior, prior_dof = _prior(own, dofs)
     return [
         Estimate(
@@ -86,7 +92,7 @@ def moderated(samples: Sequence[Sample], resolution: float = 0.0, own_dof: float
             prior_dof,
             own_dof,
         )
-        for sample, each, dof in zip(samples, own, dofs, strict=True)
+        for sample, each, dof, own_dof in zip(samples, own, dofs, own_dofs, strict=True)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import exp
 from statistics import fmean, geometric_mean
 
 from orchestrator.report.formats import JOIN, count
@@ -26,6 +27,15 @@ class Spread:
             return None
         mean = geometric_mean(known) if geometric and min(known) > 0 else fmean(known)
         return cls(mean, min(known), max(known), len(known))
+
+    def shifted(self, shift: float, ratio: bool) -> Spread:
+        """By a difference, or by the logarithm of a ratio."""
+        if not shift:
+            return self
+        low, mean, high = (
+            each * exp(shift) if ratio else each + shift for each in (self.low, self.mean, self.high)
+        )
+        return Spread(mean, low, high, self.seeds)
 
     def range(self, write: Callable[[float], str]) -> str:
         """`4.00–4.20 s`: minimum to maximum, a shared unit once; one value if both look equal."""

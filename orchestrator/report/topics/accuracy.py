@@ -5,36 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.figures.glance import strategies_at_a_glance
+from orchestrator.report.figures.dots import strategies_at_a_glance
 from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.findings.base import evidence, said
+from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
+from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, SURVIVAL, as_written, parameters
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs, target_reached, updates
-from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
 
-ACCURACIES = Scaling("accuracy", Q.accuracy, "Test accuracy", "test accuracy")
-STALENESSES = Scaling(
-    "staleness", Q.staleness_mean, "Staleness of gradients", "updates by others", in_overview=False
-)
+LABELLED = (*LR_SCHEDULE_FIELDS, *SURVIVAL, "lr", "accumulate", "recompute", "debug")  # beside parameters
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:
     """Groups by accuracy, the best first; without runs that ended at a target accuracy."""
-    known = [group for group in groups if Q.accuracy.sample(group) and not _ended_early(group)]
-    return sorted(known, key=lambda group: -Q.accuracy.mean_of(group))
-
-
-def _ended_early(group: Group) -> bool:
-    return any(target_reached(row) for row in group.ok_rows)
+    known = [group for group in groups if Q.accuracy.sample(group)]
+    whole = [group for group in known if not any(map(target_reached, group.ok_rows))]
+    return sorted(whole, key=lambda group: -Q.accuracy.mean_of(group))
 
 
 def best_accuracy(view: WorkloadView) -> Findings:
@@ -42,101 +33,78 @@ def best_accuracy(view: WorkloadView) -> Findings:
     ranked = _ranked(view.ranked_candidates)
     if not ranked:
         return
-    first, *others = ranked
     serial = view.serial if view.serial and Q.accuracy.sample(view.serial) else None
     ranking, from_serial = yield [Ask.best(Q.accuracy, ranked), Ask.against(Q.accuracy, serial, ranked)]
-    against = from_serial.compared
-    data: dict[str, Any] = {
-        "best": view.name(ranking.best) if ranking.best else None,
-        "worst": view.name(ranking.worst) if ranking.worst else None,
+    first, best, worst = ranked[0], ranking.best, ranking.worst
+    even = [] if best else [group for group in ranking.may_be_best if group is not first]
+    equal = [group for group in even if ranking.between(group, first).verdict == "equal"]
+    data = {
+        "at": f"At {view.shape.label}{view.of_ranked}",
+        "of": len(ranked),
+        "best": view.name(best) if best else None,
+        "worst": view.name(worst) if worst else None,
+        "worst_accuracy": Q.accuracy.mean_of(worst) if worst else None,
         "highest": view.name(first),
         "accuracy": Q.accuracy.mean_of(first),
-        "compared": compared_data([*against, *ranking.compared]),
+        "equal": [view.name(group) for group in equal],
+        "may_be_best": [view.name(group) for group in even if group not in equal],
+        "compared": compared_data([*from_serial.compared, *ranking.compared]),
     }
-    text = f"At {view.shape.label}{view.of_ranked}, {view.name(first)} reached "
-    text += percent(Q.accuracy.mean_of(first))
-    if ranking.best is first:
-        text += f", the best accuracy of {count(len(ranked), 'configuration')}"
-    text += "."
-    if others and ranking.best is None:
-        even = [group for group in ranking.may_be_best if group is not first]
-        equal = [group for group in even if ranking.between(group, first).verdict == "equal"]
-        if equal:
-            text += f" Equal to it in every seed: {first_few([view.name(group) for group in equal])}."
-        if rest := [view.name(group) for group in even if group not in equal]:
-            text += f" Which accuracy is the best is undecided between it and {first_few(rest)}."
-    if ranking.worst and len(ranked) > 2:
-        text += f" The worst is {view.name(ranking.worst)}: {percent(Q.accuracy.mean_of(ranking.worst))}."
     if serial:
-        data["serial_accuracy"] = Q.accuracy.mean_of(serial)
-        text += f" Serial reached {percent(Q.accuracy.mean_of(serial))}{_from_serial(view, against)}"
-    yield said("best_accuracy", text, evidence([*ranked, serial]), data)
+        data |= {"serial_accuracy": Q.accuracy.mean_of(serial)} | _from_serial(view, from_serial.compared)
+    yield Finding("best_accuracy", evidence([*ranked, serial]), data)
 
 
-def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
-    """`. Shown to lose accuracy: one_shot over mpi, 94.1%: −1.9 points (−2.4 to −1.4). …`"""
-    states: dict[str, list[str]] = {}
-    unknown = []
+def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> dict[str, Any]:
+    """The strategies that gain, keep or lose serial's accuracy, and those of which that is unknown."""
+    claimed: dict[str, dict[str, Any]] = {}
+    kept: dict[str, list[str]] = {}
     for each in against:
-        named = f"{view.name(each.left)}, {percent(each.values[0])}: {each.written}"
-        if each.verdict == "more":
-            states.setdefault(f"{each.level} to gain accuracy", []).append(named)
-        elif each.keeps:
-            states.setdefault("shown to keep it within the tolerance", []).append(view.name(each.left))
-        elif each.verdict == "less":
-            states.setdefault(f"{each.level} to lose accuracy", []).append(named)
-        elif each.verdict == "undecided":
-            unknown.append(view.name(each.left))
-    parts = [f"{state.capitalize()}: {listed(named)}." for state, named in states.items()]
-    if unknown:
-        parts.append(f"Whether accuracy is lost is unknown for {first_few(unknown)}.")
-    return " ".join([".", *parts])
+        if each.verdict == "more" or (each.verdict == "less" and not each.keeps):
+            change = f"{each.level} to {'gain' if each.verdict == 'more' else 'lose'}"
+            claimed.setdefault(change, {})[view.name(each.left)] = each.data()
+        elif each.decision and each.keeps:
+            kept.setdefault(each.level, []).append(view.name(each.left))
+    unknown = [each for each in against if each.verdict == "undecided" and not each.keeps]
+    return {
+        "claimed": claimed,
+        "kept": kept,
+        "equal_to_serial": [view.name(each.left) for each in against if each.verdict == "equal"],
+        "unknown": [view.name(each.left) for each in unknown],
+    }
 
 
 def fewer_updates(view: WorkloadView) -> Findings:
     """A reason for lost accuracy on the same samples: the model is updated less often than serial's."""
     serial = view.serial
-    ranked = _ranked(view.ranked_candidates)
     if not serial or not Q.accuracy.sample(serial):
         return
-    (against,) = yield [Ask.against(Q.accuracy, serial, ranked)]
-    losing = [
-        each.left
-        for each in against.compared
-        if each.verdict == "less" and _same_samples(each.left, serial) and _same_start(each.left)
-    ]
+    (against,) = yield [Ask.against(Q.accuracy, serial, _ranked(view.ranked_candidates))]
+    losing = [each.left for each in against.compared if each.verdict == "less"]
+    taken = [(group, group.over(updates)) for group in losing if _comparable(group, serial)]
     own = serial.over(updates)
-    fewer = [
-        (taken, group)
-        for group in losing
-        if own and (taken := group.over(updates)) and taken.high < own.low
-    ]
-    if not own or not fewer:
-        return
-    parts = [f"{view.name(group)} {taken.range(whole)}" for taken, group in fewer]
-    yield said(
-        "fewer_updates",
-        f"Same samples, fewer updates of the model: at {view.shape.label} serial's was updated "
-        f"{own.range(whole)} times, those of strategies below serial less often: {listed(parts)}. "
-        "Fewer updates alone can cost accuracy.",
-        evidence([*(group for _, group in fewer), serial]),
-        {
-            "updates": {view.name(group): (taken.low, taken.high) for taken, group in fewer},
-            "serial_updates": (own.low, own.high),
-        },
-    )
+    fewer = [(group, of) for group, of in taken if own and of and of.high < own.low]
+    if own and fewer:
+        yield Finding(
+            "fewer_updates",
+            evidence([*(group for group, _ in fewer), serial]),
+            {
+                "nodes": view.shape.label,
+                "updates": {view.name(group): (of.low, of.high) for group, of in fewer},
+                "serial_updates": (own.low, own.high),
+            },
+        )
 
 
-def _same_samples(group: Group, serial: Group) -> bool:
-    """Whether the runs used the whole training set as often as serial's."""
+def _comparable(group: Group, serial: Group) -> bool:
+    """Whether runs used the whole training set as often as serial's, and replicas start from equal weights.
+
+    The average of other replicas alone costs accuracy.
+    """
     rows = [*group.ok_rows, *serial.ok_rows]
     whole_set = all(Q.coverage.of(row) in (None, 1.0) and not Q.overlap.of(row) for row in rows)
-    return same_epochs(rows) and whole_set
-
-
-def _same_start(group: Group) -> bool:
-    """Whether its replicas start from the same weights. Otherwise their average alone costs accuracy."""
-    return getattr(group.first.run.strategy, "init", "broadcast") == "broadcast"
+    same_start = getattr(group.first.run.strategy, "init", "broadcast") == "broadcast"
+    return whole_set and same_start and same_epochs(rows)
 
 
 def averaging(view: WorkloadView) -> Findings:
@@ -150,24 +118,15 @@ def averaging(view: WorkloadView) -> Findings:
     ]
     (gains,) = yield [Ask(Q.averaging_gain, [(group, group) for group in groups])]
     for gain in gains.compared:
-        group = gain.left
-        local = Q.local_accuracy_mean.over(group)
-        final = Spread.of(
-            row.accuracy for row in group.ok_rows if Q.local_accuracy_mean.of(row) is not None
-        )
-        if not local or not final:
-            continue
-        change = points(final.mean - local.mean)
-        yield said(
+        local = Q.local_accuracy_mean.mean_of(gain.left)
+        yield Finding(
             "averaging",
-            f"{view.name(group)} at {view.shape.label}: the nodes' local models reached "
-            f"{percent(local.mean)} on average, and their average {percent(final.mean)}: "
-            f"{change}{gain.remark}.",
-            evidence([group]),
+            evidence([gain.left]),
             {
-                "strategy": view.name(group),
-                "local_accuracy": local.mean,
-                "accuracy": final.mean,
+                "strategy": view.name(gain.left),
+                "nodes": view.shape.label,
+                "local_accuracy": local,
+                "accuracy": local + gain.values[0],
                 "effect": gain.verdict,
                 "compared": compared_data([gain]),
             },
@@ -178,57 +137,41 @@ def variants(view: WorkloadView) -> Findings:
     """A strategy with other parameters than the default, all else equal."""
     same: dict[tuple[str | int, ...], list[Group]] = {}
     for group in view.candidates:
-        same.setdefault((group.strategy, *group.line[1:]), []).append(group)
+        if not group.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
+            same.setdefault((group.strategy, *group.line[1:]), []).append(group)
     pairs = []
     for groups in same.values():
         default = next((group for group in groups if group.strategy_label == group.strategy), groups[0])
-        if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
-            continue
         pairs += [(other, default) for other in groups if other.strategy_label != default.strategy_label]
     (answer,) = yield [Ask.of(Q.accuracy, pairs)]
     for compared in answer.compared:
         other, default = compared.left, compared.right
-        mine, others = _differing_parameters(default, other)
-        yield said(
+        sent = [Q.bytes_sent_per_rank.over(group) for group in (default, other)]
+        yield Finding(
             "variant",
-            f"{default.strategy} over {default.transport}{view.partitioner(default)} at "
-            f"{view.shape.label} reached {percent(compared.values[1])} with {_pairs(mine)} and "
-            f"{percent(compared.values[0])} with {_pairs(others)}{compared.aside}"
-            f"{_sent(default, other)}.",
             evidence([default, other]),
             {
                 "strategy": default.strategy,
-                "parameters": (mine, others),
+                "transport": default.transport,
+                "partitioner": view.partitioner(default),
+                "nodes": view.shape.label,
+                "parameters": _differing_parameters(default, other),
                 "accuracy": compared.values[::-1],
-                "bytes_sent": tuple(
-                    sent.mean if (sent := Q.bytes_sent_per_rank.over(group)) else None
-                    for group in (default, other)
-                ),
+                "bytes_sent": tuple(each and each.mean for each in sent),
                 "compared": compared_data([compared]),
             },
         )
 
 
-def _sent(one: Group, other: Group) -> str:
-    """The bytes that each group sent, if they differ."""
-    left, right = (Q.bytes_sent_per_rank.over(group) for group in (one, other))
-    if not left or not right or left.mean == right.mean:
-        return ""
-    return f"; a rank sent {size(left.mean)} and {size(right.mean)}"
-
-
-def _differing_parameters(one: Group, other: Group) -> tuple[dict[str, str | None], dict[str, str | None]]:
-    """The parameters in which two groups of one strategy differ."""
-    mine, others = (
-        {**parameters(run, "strategy"), **{name: str(getattr(run, name)) for name in LR_SCHEDULE_FIELDS}}
-        for run in (one.first.run, other.first.run)
+def _differing_parameters(*groups: Group) -> list[dict[str, str | None]]:
+    """The parameters, and fields that a label shows, in which two groups of one strategy differ."""
+    runs = [group.first.run for group in groups]
+    one, other = (
+        parameters(run, "strategy") | {name: as_written(getattr(run, name)) for name in LABELLED}
+        for run in runs
     )
-    names = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
-    return {name: mine.get(name) for name in names}, {name: others.get(name) for name in names}
-
-
-def _pairs(values: dict[str, str | None]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+    names = [name for name in one | other if one.get(name) != other.get(name)]
+    return [{name: each.get(name) for name in names} for each in (one, other)]
 
 
 TOPIC = Topic(
@@ -237,25 +180,28 @@ TOPIC = Topic(
         FigureKind(
             "strategies",
             "accuracy",
-            "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: "
-            "serial. An arrow is a value outside the axis. Colours are the same in all figures; the list "
-            "of strategies below names the file of each.",
-            lambda subject: strategies_at_a_glance(subject.view, subject.style),
+            "Sorted by accuracy. Means with 95% intervals. Grey line: serial. An arrow is a value outside "
+            "the axis. Colours are the same in all figures; the list of strategies below names the file of "
+            "each.",
+            strategies_at_a_glance,
             otherwise=measured(Q.accuracy),
             links_matter=False,
         ),
         over_nodes(
-            ACCURACIES,
+            "accuracy",
+            Q.accuracy,
             "accuracy",
             "Of the final weights, on the whole test split. An arrow with a number is a value outside the "
             "axis.",
             links_matter=False,
         ),
         over_nodes(
-            STALENESSES,
+            "staleness",
+            Q.staleness_mean,
             "accuracy",
             "Updates by other workers between a worker's pull of the weights and its push of a gradient, "
             "mean over all gradients. The number of nodes includes the server.",
+            in_overview=False,
         ),
     ),
 )

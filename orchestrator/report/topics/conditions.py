@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from math import log
 
-from orchestrator.report.findings.base import evidence, said
-from orchestrator.report.formats import first_few, listed, significant, size
-from orchestrator.report.metrics.fairness import (
-    compared_groups,
-    described,
-    differences,
-    scales_beyond_the_rule,
-)
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.metrics.fairness import compared_groups, differences, scales_beyond_the_rule
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import written
 
-MAX_NAMED = 6  # per sentence; the tables list all
 LOG_LOSSES = ("nll", "cross_entropy")  # of the probability of the right class, in nats
 SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
 
@@ -26,45 +19,32 @@ SEPARATED = ("runtime", "image")  # runs that differ in these are never compared
 def accuracy_is(view: WorkloadView) -> Findings:
     """What the accuracy is where it is not the share of samples of the right class."""
     rows = evidence(view.groups)
-    if not rows:
-        return
-    for name in ("loss", "dataset"):
-        run = rows[0].run
-        if meaning := getattr(run, name).accuracy_is:
-            yield said(
-                "accuracy_is",
-                f"With the {name} {run.name_of(name)}, accuracy is {meaning}.",
-                rows,
-                {name: run.name_of(name), "accuracy": meaning},
-            )
+    for component in ("loss", "dataset") if rows else ():
+        name, meaning = rows[0].run.name_of(component), getattr(rows[0].run, component).accuracy_is
+        if meaning:
+            data = {component: name, "component": component, "name": name, "accuracy": meaning}
+            yield Finding("accuracy_is", rows, data)
 
 
 def best_loss(view: WorkloadView) -> Findings:
     """The loss that a perfect model has on generated sequences."""
     rows = evidence(view.groups)
     best = rows[0].run.dataset.best_loss if rows else None
-    if best is None or rows[0].run.name_of("loss") not in LOG_LOSSES:
-        return
-    name, bits = rows[0].run.name_of("dataset"), best / log(2)
-    yield said(
-        "best_loss",
-        f"On {name}, the smallest loss that a model can expect is {significant(bits)} bits per token, "
-        "because some of the tokens are random.",
-        rows,
-        {"dataset": name, "bits_per_token": bits},
-    )
+    if best is not None and rows[0].run.name_of("loss") in LOG_LOSSES:
+        data = {"dataset": rows[0].run.name_of("dataset"), "bits_per_token": best / log(2)}
+        yield Finding("best_loss", rows, data)
 
 
 def conditions_unequal(view: WorkloadView) -> Findings:
     """Conditions that the compared configurations of a workload do not share."""
     if found := differences(view):
-        yield said(
+        yield Finding(
             "conditions_unequal",
-            f"Compared at {view.shape.label} under unequal conditions: "
-            f"{'; '.join(described(view, each) for each in found)}.",
             evidence(compared_groups(view)),
             {
                 "shape": view.shape.short,
+                "nodes": view.shape.label,
+                "stated": {each.statement: each.named(view) for each in found},
                 "differences": {
                     each.condition: {
                         value: [view.name(group) for group in groups]
@@ -80,19 +60,10 @@ def scaled_beyond_the_rule(view: WorkloadView) -> Findings:
     """Runs with a scaled learning rate whose updates use one batch of those it was scaled by."""
     groups = [group for group in view.groups if scales_beyond_the_rule(group.first.run)]
     if groups:
-        names = list(dict.fromkeys(group.strategy_label for group in groups))
-        rows = evidence(groups)
+        rows, strategies = evidence(groups), dict.fromkeys(group.strategy_label for group in groups)
         factors = sorted({row.run.batch_multiplier for row in rows})
-        replicas = listed([str(factor) for factor in factors], "or")
-        yield said(
-            "scaled_beyond_the_rule",
-            f"The learning rate of {first_few(names, MAX_NAMED)} was scaled with the number of replicas "
-            f"({replicas}), but each of their updates uses the batch of one replica. The scaling rules are "
-            "for updates with the mean gradient of all replicas (Goyal et al. 2017, Krizhevsky 2014) and "
-            "do not cover these runs.",
-            rows,
-            {"strategies": names, "factors": factors},
-        )
+        data = {"strategies": [*strategies], "factors": factors}
+        yield Finding("scaled_beyond_the_rule", rows, data)
 
 
 def strategy_caveats(comparison: Comparison) -> Findings:
@@ -102,40 +73,33 @@ def strategy_caveats(comparison: Comparison) -> Findings:
         if row.ok and not row.is_sampled and row.run.strategy.caveat:
             caveats.setdefault((row.strategy, row.run.strategy.caveat), []).append(row)
     for (strategy, caveat), rows in caveats.items():
-        yield said("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
+        yield Finding("strategy_caveat", tuple(rows), {"strategy": strategy, "caveat": caveat})
 
 
 def sent_beyond_count(comparison: Comparison) -> Findings:
     """Configurations whose transport is known to send more bytes than are counted."""
     for group in comparison.groups:
-        factor = group.first.run.strategy.sent_per_counted
-        counted = Q.bytes_sent_per_rank.over(group)
+        run, counted = group.first.run, Q.bytes_sent_per_rank.over(group)
+        factor = run.strategy.sent_per_counted if run.transport == "gloo" else 1.0
         if factor > 1 and counted and counted.mean:
-            transport, sent = group.first.run.transport, factor * counted.mean
-            yield said(
+            yield Finding(
                 "sent_beyond_count",
-                f"{group.strategy_label} on {group.shape.label}: a rank sends {size(sent)} over "
-                f"{transport}, and {size(counted.mean)} are counted. The reduce-scatter of {transport} is "
-                "an all-reduce, which sends twice as much.",
                 evidence([group]),
-                {"strategy": group.strategy_label, "counted": counted.mean, "sent": sent},
+                {
+                    "strategy": group.strategy_label,
+                    "nodes": group.shape.label,
+                    "transport": group.transport,
+                    "counted": counted.mean,
+                    "sent": factor * counted.mean,
+                },
             )
 
 
 def conditions_differ(comparison: Comparison) -> Findings:
     """Runs of one report with different machines or software."""
     for name, values in differing_conditions(comparison).items():
-        effect = (
-            "they are not compared with each other"
-            if name in SEPARATED
-            else "their numbers may not compare"
-        )
-        yield said(
-            "conditions_differ",
-            f"The runs differ in {name} ({listed(values)}): {effect}.",
-            (),
-            {"condition": name, "values": values, "compared": name not in SEPARATED},
-        )
+        data = {"condition": name, "values": values, "compared": name not in SEPARATED}
+        yield Finding("conditions_differ", (), data)
 
 
 def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:

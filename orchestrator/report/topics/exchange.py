@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from statistics import fmean
 
-from orchestrator.report.figures.axes import Axis, amount_axis
-from orchestrator.report.figures.bars import time_by_phase
+from orchestrator.report.figures.axes import Axis, axis_of
+from orchestrator.report.figures.bars import Bar, part_scale, stacked_bars
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import FigureKind, Subject
-from orchestrator.report.figures.lines import record, tooltip
-from orchestrator.report.figures.named_lines import Lines
+from orchestrator.report.figures.kind import ACCURACY, INTERVAL, FigureKind, Subject
+from orchestrator.report.figures.lines import Lines
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import listed, seconds
-from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
@@ -29,7 +27,7 @@ from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.topic import Findings, Topic
 
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
-Point = tuple[Group, int, Spread]  # parameters of the model, seconds
+FAR_LONGER = 3  # times as long as all other bars
 
 
 def transports(view: WorkloadView) -> Findings:
@@ -114,57 +112,76 @@ def mean_gradient(view: WorkloadView) -> Findings:
         )
 
 
-def models_alike(comparison: Comparison) -> list[Workload]:
-    """The workloads that differ from the first one only in the model; none unless there are several."""
-    workloads = comparison.workloads
-    alike = [each for each in workloads if replace(each, model=workloads[0].model) == workloads[0]]
-    return alike if len(alike) > 1 else []
+def exchange_by_size(subject: Subject) -> Chart | None:
+    """One line per strategy and transport at the compared shape, at the first workload.
 
-
-def exchange_by_size(comparison: Comparison, style: Style) -> Chart | None:
-    """One line per strategy and transport at the compared shape; None without several sizes."""
-    workloads = models_alike(comparison)
-    if not workloads:
+    Of the workloads that differ from it only in the model. None without several sizes.
+    """
+    workloads, view = subject.comparison.workloads, subject.view
+    if workloads[0] != view.workload:
         return None
-    shape = comparison.view(workloads[0]).shape
-    points: list[Point] = []
-    for workload in workloads:
-        view = comparison.view(workload)
-        size = model_size(view.groups)
-        for group in view.line_groups:
-            spread = Q.exchange_s_per_step.over(group)
-            if size and spread and spread.low > 0 and group.shape == shape:
-                points.append((group, size, spread))
-    if len({size for _, size, _ in points}) < 2:
+    points = []
+    for other in map(subject.comparison.view, workloads):
+        size = model_size(other.groups)
+        if size and replace(other.workload, model=view.workload.model) == view.workload:
+            groups = [group for group in other.line_groups if group.shape == view.shape]
+            known = subject.points(groups, Q.exchange_s_per_step)
+            points += [{**point, "parameters": size} for point in known if point["mean"] > 0]
+    sizes = sorted({point["parameters"] for point in points})
+    if len(sizes) < 2:
         return None
-    return _drawn(points, style, shape)
-
-
-def _drawn(points: list[Point], style: Style, shape: ClusterShape) -> Chart:
-    shown = [group for group, _, _ in points]
-    order = style.order(shown)
-    points = sorted(points, key=lambda point: (order.index(point[0].series), point[1]))
-    sizes = sorted({size for _, size, _ in points})
-    values = [value for _, _, spread in points for value in (spread.low, spread.high)]
-    title = f"Exchange per step against model size, {shape.label}"
     return Lines(
-        title=title,
-        records=[
-            {**record(group, spread, seconds, shown), "parameters": size} for group, size, spread in points
-        ],
-        groups=shown,
-        style=style,
+        title=f"Exchange per step against model size, {view.shape.label}",
+        records=sorted(points, key=lambda point: point["parameters"]),
+        style=subject.style,
         x=Axis("parameters", "parameters of the model", sizes[0], sizes[-1], True, tuple(sizes), ",d", 14),
-        y=amount_axis(values, "mean", "exchange per step, s", log=True),
-        tooltip=tooltip("exchange per step", ("parameters", "parameters"), with_accuracy=True),
-        log_axis="y",
+        y=axis_of(Q.exchange_s_per_step, points, "exchange per step, s", log=True),
+        tips={"name": "strategy", "nodes": "nodes", "parameters": "parameters"}
+        | {"written": "exchange per step", **INTERVAL, **ACCURACY},
     ).chart()
 
 
-def _once(subject: Subject) -> Chart | None:
-    """The figure, at the first workload."""
-    first = subject.comparison.workloads[0] == subject.view.workload
-    return exchange_by_size(subject.comparison, subject.style) if first else None
+def time_by_phase(subject: Subject) -> Chart | None:
+    """Stacked bars, serial first, then by time; None if no run measured its phases."""
+    view, clock = subject.view, subject.view.clock
+    known = [group for group in view.line_groups if group.serial or group.shape == view.shape]
+    bars = [Bar(group, phases(group), _beside(group)) for group in known]
+    bars = [bar for bar in bars if bar.total > 0]
+    longest = max((bar.total for bar in bars if not bar.group.serial), default=0.0)
+    # A far longer serial bar would leave no room for the others' phases.
+    shown = [bar for bar in bars if bar.total <= FAR_LONGER * longest]
+    if not shown:  # serial, whose time is that of one phase
+        return None
+    shown.sort(key=lambda bar: (not bar.group.serial, bar.total))
+    found = [part for bar in shown for part, amount in bar.amounts.items() if amount > 0]
+    return stacked_bars(
+        shown,
+        part_scale(found),
+        {"title": f"{clock} time, s: mean over ranks and seeds"},
+        seconds,
+        f"{clock.capitalize()} time by phase, {view.shape.label}",
+        "Beside each bar: training time, geometric mean, and the share of communicate and wait",
+    )
+
+
+def _beside(group: Group) -> str:
+    """`0.486 s, 35%`: the training time, as everywhere in the report, and the share of exchanges."""
+    share = None if group.serial else Q.exchange_share.over(group)
+    time = Q.train_s.over(group)
+    return ", ".join([*([seconds(time.mean)] if time else []), *([f"{share.mean:.0%}"] if share else [])])
+
+
+def phases(group: Group) -> dict[str, float]:
+    """Mean seconds per phase over ranks and seeds, without evaluation.
+
+    Phases add up to the geometric mean of their sums, as times average everywhere in the report.
+    """
+    rows = [row.seconds for row in group.ok_rows if row.seconds]
+    names = dict.fromkeys(phase for seconds in rows for phase in seconds if phase != "evaluate")
+    means = {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
+    whole = Spread.of((sum(seconds.get(phase, 0.0) for phase in names) for seconds in rows), geometric=True)
+    scale = whole.mean / sum(means.values()) if whole and sum(means.values()) else 1.0
+    return {phase: scale * seconds for phase, seconds in means.items()}
 
 
 def _timelines(subject: Subject) -> Sequence[Timeline]:
@@ -188,7 +205,7 @@ TOPIC = Topic(
             "time",
             "All models of the sweep that are otherwise trained alike. Seconds of communication and "
             "waiting per step of the rank that took most steps, mean over ranks.",
-            _once,
+            exchange_by_size,
             otherwise=measured(Q.exchange_s_per_step),
         ),
         FigureKind(
@@ -196,7 +213,7 @@ TOPIC = Topic(
             "time",
             "Every second of training belongs to one phase. Evaluation is not included. A serial bar more "
             "than three times as long as all others is left out.",
-            lambda subject: time_by_phase(subject.view.line_groups, subject.view.shape),
+            time_by_phase,
             otherwise=measured(Q.exchange_share),
             partitioners="few",
         ),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.findings.base import Finding, said
-from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import percent, seconds, whole
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import SURVIVAL
@@ -93,46 +92,31 @@ def _most_similar(group: Group, others: Sequence[Group]) -> Group | None:
 
 def fault_cost(comparison: Comparison) -> Findings:
     """Time, steps, samples and accuracy that faults cost a configuration."""
-    costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
-    pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    answers = yield [Ask.of(quantity, pairs, of_sweep=True) for quantity in (Q.elapsed_s, Q.accuracy)]
-    times, accuracies = ({id(each.left): each for each in answer.compared} for answer in answers)
-    for cost in costs:
-        if time := times.get(id(cost.group)):
-            yield _finding(cost, time, accuracies.get(id(cost.group)))
-
-
-def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Finding:
-    group = cost.group
-    repeated = cost.with_faults(Q.repeated_steps.of)
-    lost = cost.with_faults(Q.samples_lost.of)
-    name = f"{group.name} on {group.shape.label}"
-    parts = [f"time {_both(time, seconds)}{time.aside}"]
-    if accuracy:
-        parts.append(f"accuracy {_both(accuracy, percent)}{accuracy.aside}")
-    if repeated:
-        parts.append(f"{repeated.range(whole)} steps repeated")
-    if lost:
-        parts.append(f"{lost.range(whole)} samples lost")
-    return said(
-        "fault_cost",
-        f"{name}, {group.first.faults_label}: {'; '.join(parts)}.",
-        tuple(row for pair in cost.pairs for row in pair),
-        {
-            "strategy": group.strategy_label,
-            "faults": group.first.faults_label,
-            "elapsed_s": time.values[0],
-            "undisturbed_s": time.values[1],
-            "repeated_steps": repeated.mean if repeated else None,
-            "samples_lost": lost.mean if lost else None,
-            "accuracy": accuracy.values if accuracy else None,
-            "compared": compared_data([time, accuracy] if accuracy else [time]),
-        },
-    )
-
-
-def _both(compared: Compared, write: Callable[[float], str]) -> str:
-    return f"{write(compared.values[0])} with faults and {write(compared.values[1])} without"
+    costs = {id(cost.group): cost for cost in fault_costs(comparison) if cost.missing is None}
+    pairs = [(cost.group, cost.undisturbed) for cost in costs.values() if cost.undisturbed]
+    times, accuracies = yield [Ask.of(each, pairs, of_sweep=True) for each in (Q.elapsed_s, Q.accuracy)]
+    accuracy_of = {id(each.left): each for each in accuracies.compared}
+    for time in times.compared:
+        group, cost, accuracy = time.left, costs[id(time.left)], accuracy_of.get(id(time.left))
+        repeated, lost = cost.with_faults(Q.repeated_steps.of), cost.with_faults(Q.samples_lost.of)
+        yield Finding(
+            "fault_cost",
+            tuple(row for pair in cost.pairs for row in pair),
+            {
+                "name": group.name,
+                "nodes": group.shape.label,
+                "strategy": group.strategy_label,
+                "faults": group.first.faults_label,
+                "elapsed_s": time.values[0],
+                "undisturbed_s": time.values[1],
+                "repeated_steps": repeated and repeated.mean,
+                "repeated_steps_over_seeds": repeated and (repeated.low, repeated.high),
+                "samples_lost": lost and lost.mean,
+                "samples_lost_over_seeds": lost and (lost.low, lost.high),
+                "accuracy": accuracy and accuracy.values,
+                "compared": compared_data([time, accuracy] if accuracy else [time]),
+            },
+        )
 
 
 TOPIC = Topic(sweep_rules=(fault_cost,))

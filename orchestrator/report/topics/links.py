@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import log
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.grid import Grid, Side
-from orchestrator.report.figures.kind import FigureKind, Subject
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.kind import ACCURACY, INTERVAL, FigureKind, Point, Subject
+from orchestrator.report.figures.maps import Map, grid
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Answer, Ask, compared_data
-from orchestrator.report.formats import percent, ratio, seconds
+from orchestrator.report.formats import ratio
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group, one_per_work
+from orchestrator.report.model.groups import one_per_work
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
@@ -23,14 +22,6 @@ from orchestrator.report.topics.topic import Findings, Topic
 
 MIN_LINKS = 2
 SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
-TIPS = {
-    "series": "strategy",
-    "link": "links",
-    "written": "time",
-    "range": "over seeds",
-    "slower": "of the fastest",
-    "accuracy": "test accuracy",
-}
 
 
 def links(comparison: Comparison) -> Findings:
@@ -94,59 +85,42 @@ def not_enforced(comparison: Comparison) -> Findings:
     )
 
 
-def time_by_link(views: Sequence[WorkloadView]) -> Chart | None:
+def time_by_link(subject: Subject) -> Chart | None:
     """A strategy per row, serial first; a link per column. None for fewer than two links.
 
-    Args:
-        views: the views of one workload over several links.
+    At the first of the workloads that differ only in their links.
     """
-    records = [record for view in views for record in _records(view)]
-    links = list(dict.fromkeys(record["link"] for record in records))
-    names = list(dict.fromkeys(record["series"] for record in records))
+    view, comparison = subject.view, subject.comparison
+    views = comparison.over_links().get(view.workload.without_links, [])
+    if view.workload.faults or len(views) < MIN_LINKS or views[0].workload != view.workload:
+        return None
+    records = [record for each in views for record in _over(each, subject)]
+    links = list(dict.fromkeys(record["column"] for record in records))
+    names = list(dict.fromkeys(record["row"] for record in records))
     if len(links) < MIN_LINKS:
         return None
-    clock, shape = views[0].clock, views[0].shape
-    title = alt.TitleParams(
-        f"{clock.capitalize()} time by link, {shape.label}",
-        subtitle="The darker, the slower than the fastest distributed strategy over the same link",
+    tips = {"row": "strategy", "column": "links", "written": "time", "slower": "of the fastest"}
+    return grid(
+        Map(records, names, links, log(SLOWEST), "loss", tips | INTERVAL | ACCURACY),
+        f"{view.clock.capitalize()} time by link, {view.shape.label}",
+        "The darker, the slower than the fastest distributed strategy over the same link",
     )
-    grid = Grid(records, Side("series", names), Side("link", links), "shade", log(SLOWEST), TIPS)
-    return grid.chart(title)
 
 
-def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
+def _over(view: WorkloadView, subject: Subject) -> Iterator[Point]:
     """The cells of one link; none if no distributed strategy has a time."""
-    timed = [group for group in view.ranked_candidates if Q.train_s.sample(group)]
-    serial = [view.serial] if view.serial and Q.train_s.sample(view.serial) else []
-    if not timed:
-        return
-    fastest = min(map(Q.train_s.mean_of, timed))
-    for group in [*serial, *timed]:
-        yield _record(group, view.workload.link or OWN_LINKS, Q.train_s.mean_of(group) / fastest)
-
-
-def _record(group: Group, link: str, slower: float) -> dict[str, Any]:
-    spread = Q.train_s.over(group)
-    return {
-        "series": group.series,
-        "link": link,
-        "written": seconds(Q.train_s.mean_of(group)),
-        "range": spread.range_of_seeds(seconds) if spread else "",
-        "slower": f"{ratio(slower)} times",
-        "accuracy": percent(group.accuracy.mean if group.accuracy else None),
-        "shade": 0.0 if group.serial else log(slower),
-    }
-
-
-def _once(subject: Subject) -> Chart | None:
-    """The figure, at the first of the workloads that differ only in their links."""
-    comparison, own = subject.comparison, subject.view.workload
-    alike = [
-        each for each in comparison.workloads if not each.faults and each.without_links == own.without_links
-    ]
-    if len(alike) < MIN_LINKS or alike[0] != own:
-        return None
-    return time_by_link([comparison.view(each) for each in alike])
+    serial = [view.serial] if view.serial else []
+    points = subject.points([*serial, *view.ranked_candidates], Q.train_s)
+    fastest = min((point["mean"] for point in points if not point["serial"]), default=None)
+    for point in points if fastest else ():
+        slower = point["mean"] / fastest
+        yield {
+            **point,
+            "row": point["series"],
+            "column": view.workload.link or OWN_LINKS,
+            "slower": f"{ratio(slower)} times",
+            "amount": 0.0 if point["serial"] else log(slower),
+        }
 
 
 TOPIC = Topic(
@@ -157,7 +131,7 @@ TOPIC = Topic(
             "links",
             "Geometric means over seeds. Serial has no links. The finding below says which differences are "
             "shown.",
-            _once,
+            time_by_link,
             shows=("links",),
         ),
     ),

@@ -6,12 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.report.figures.axes import SIZE_AXIS
-from orchestrator.report.figures.bars import Bar, bar_names, stacked_bars
+from orchestrator.report.figures.bars import Bar, part_scale, stacked_bars
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import size
@@ -79,29 +77,22 @@ def _step(group: Group) -> float:
     return Q.step_s.mean_of(group) if Q.step_s.sample(group) else float("inf")
 
 
-def memory_per_rank(view: WorkloadView) -> Chart | None:
+def memory_per_rank(subject: Subject) -> Chart | None:
     """Stacked bars of each strategy's fullest rank, serial first, then by size.
 
     None if all ranks of all strategies keep the same amount, or none recorded it.
     """
-    shown = [(group, _memory(group)) for group in view.reference_candidates]
-    shown = [(group, kinds) for group, kinds in shown if kinds]
-    if not shown or not is_partitioned([group for group, _ in shown]):
+    view = subject.view
+    shown = [group for group in view.reference_candidates if _memory(group)]
+    if not shown or not is_partitioned(shown):
         return None
-    shown.sort(key=lambda item: sum(item[1].values()))
-    if view.serial and (whole := _memory(view.serial)):
-        shown.insert(0, (view.serial, whole))
-    names = bar_names([group for group, _ in shown])
-    bars = [
-        Bar(group.series, name, kinds, size(sum(kinds.values())))
-        for (group, kinds), name in zip(shown, names, strict=True)
-    ]
-    scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
-    axis = alt.Axis(
-        title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
-    )
-    title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
-    return Chart.of(stacked_bars(bars, scale, axis, size, title))
+    shown.sort(key=lambda group: sum(_memory(group).values()))
+    serial = [view.serial] if view.serial and _memory(view.serial) else []
+    kinds = [(group, _memory(group)) for group in [*serial, *shown]]
+    bars = [Bar(group, amounts, size(sum(amounts.values()))) for group, amounts in kinds]
+    axis = {"title": "bytes, mean over seeds", "labelExpr": SIZE_AXIS, "tickCount": 4}
+    title = f"Memory of the fullest rank, {view.shape.label}"
+    return stacked_bars(bars, part_scale(MEMORY, MEMORY), axis, size, title)
 
 
 def _memory(group: Group) -> dict[str, float]:
@@ -119,7 +110,7 @@ TOPIC = Topic(
             "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from "
             "step to step, activations from the forward to the backward pass. Samples, the interpreter "
             "and torch are not included.",
-            lambda subject: memory_per_rank(subject.view),
+            memory_per_rank,
             shows=("least_memory",),
             otherwise=measured(Quantity(size, memory_bytes, "Memory of the fullest rank")),
             partitioners="first",

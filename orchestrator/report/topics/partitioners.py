@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.grid import Grid, Side
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.kind import INTERVAL, FigureKind, Point, Subject
+from orchestrator.report.figures.maps import Map, grid
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
-from orchestrator.report.formats import percent, points
+from orchestrator.report.formats import ABSENT, points
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
@@ -27,9 +27,6 @@ UNEQUAL = 1.1  # largest part / smallest part, beyond which their sizes are repo
 MIN_COMPARED = 2  # strategies with several partitioners; fewer are compared by other figures
 MAX_COLUMNS = 7  # more columns have no room for their names
 WORST = 0.3  # loss of accuracy at full colour
-
-
-Cells = dict[tuple[str, str], Spread]
 
 
 def partitioner_loss(view: WorkloadView) -> Findings:
@@ -146,57 +143,42 @@ def _sizes(groups: Sequence[Group]) -> tuple[int, int] | None:
     return min(samples), max(samples)
 
 
-def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
+def partitioners_by_strategy(subject: Subject) -> Chart | None:
     """Accuracy of the strategies that were run with several partitioners; None for fewer than two of them.
 
     A strategy per row; with many partitioners, a partitioner per row.
     """
-    cells: Cells = {
-        (group.series, group.partitioner_label): spread
-        for group in view.candidates
-        if group.partitioner_label and (spread := group.accuracy)
-    }
-    compared = [name for name in dict.fromkeys(name for name, _ in cells) if len(_with(cells, name)) > 1]
-    partitioners = [
-        label for label in view.partitioners if any((name, label) in cells for name in compared)
-    ]
+    view = subject.view
+    known = [point for point in subject.points(view.candidates, Q.accuracy) if point["partitioner"]]
+    number = Counter(point["series"] for point in known)
+    compared = [name for name in number if number[name] > 1]
+    cells = {(point["series"], point["partitioner"]): point for point in known}
+    labels = [label for label in view.partitioners if any((name, label) in cells for name in compared)]
     if len(compared) < MIN_COMPARED:
         return None
-    by_partitioner = len(partitioners) > max(MAX_COLUMNS, len(compared))
-    rows, columns = (partitioners, compared) if by_partitioner else (compared, partitioners)
-    row, column = ("partitioner", "series") if by_partitioner else ("series", "partitioner")
-    records = [_record(cells, name, label, partitioners[0]) for name in compared for label in partitioners]
-    tips = {
-        "series": "strategy",
-        "partitioner": "partitioner",
-        "written": "test accuracy",
-        "range": "over seeds",
-        "change": f"against {partitioners[0]}",
-    }
-    return Grid(records, Side(row, rows), Side(column, columns), "loss", WORST, tips).chart(
-        alt.TitleParams(
-            f"Test accuracy by partitioner, {view.shape.label}",
-            subtitle=f"The darker, the lower than with {partitioners[0]}",
-        )
+    sides, names = ("row", "column"), (compared, labels)
+    if len(labels) > max(MAX_COLUMNS, len(compared)):
+        sides = sides[::-1]
+    records = [
+        {**dict(zip(sides, (name, label), strict=True)), **_cell(cells, name, label, labels[0])}
+        for name in compared
+        for label in labels
+    ]
+    rows, columns = names if sides[0] == "row" else names[::-1]
+    tips = {"written": "test accuracy", **INTERVAL, "change": f"against {labels[0]}"}
+    of_sides = dict(zip(sides, ("strategy", "partitioner"), strict=True))
+    return grid(
+        Map(records, rows, columns, WORST, "loss", of_sides | tips),
+        f"Test accuracy by partitioner, {view.shape.label}",
+        f"The darker, the lower than with {labels[0]}",
     )
 
 
-def _with(cells: Cells, name: str) -> list[str]:
-    return [label for strategy, label in cells if strategy == name]
-
-
-def _record(cells: Cells, name: str, label: str, reference: str) -> dict[str, Any]:
-    spread, best = cells.get((name, label)), cells.get((name, reference))
-    loss = best.mean - spread.mean if spread and best else None
-    return {
-        "series": name,
-        "partitioner": label,
-        "accuracy": spread.mean if spread else None,
-        "written": percent(spread.mean if spread else None),
-        "range": spread.range_of_seeds(percent) if spread else "",
-        "loss": max(0.0, loss or 0.0),
-        "change": points(-loss if loss is not None else None),
-    }
+def _cell(cells: Mapping[tuple[str, str], Point], name: str, label: str, reference: str) -> Point:
+    point, best = cells.get((name, label)), cells.get((name, reference))
+    change = point["mean"] - best["mean"] if point and best else None
+    shown = point or {"series": name, "written": ABSENT, "interval": ""}
+    return {**shown, "amount": max(0.0, -(change or 0.0)), "change": points(change)}
 
 
 def _none_shown(shown: Shown) -> str:
@@ -211,7 +193,7 @@ TOPIC = Topic(
             "partitioners",
             "Means over seeds. Darker cells lose more against the first partitioner, strategy by "
             "strategy. Not shown are strategies with one partitioner.",
-            lambda subject: partitioners_by_strategy(subject.view),
+            partitioners_by_strategy,
             shows=("partitioner_loss",),
             otherwise=_none_shown,
             links_matter=False,

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.report.figures.axes import Axis, amount_axis, count_axis
-from orchestrator.report.figures.chart import Chart, chart_of
-from orchestrator.report.figures.kind import FigureKind, Subject
-from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.lines import points_of, record, tooltip
-from orchestrator.report.figures.named_lines import Lines, Record
-from orchestrator.report.figures.theme import colour
+from orchestrator.report.figures.axes import axis_of, count_axis
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import FigureKind, Point, Subject
+from orchestrator.report.figures.lines import Lines
+from orchestrator.report.figures.over_nodes import shaded_from
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
-from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.statistics.spread import span
 from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.predictions import Prediction, Predictions, stops_paying
 
@@ -102,51 +100,36 @@ def _draw(subject: Subject) -> Chart | None:
     view, predictions = subject.view, subject.comparison.predictions
     if predictions is None or not (lines := predicted(view, predictions)):
         return None
-    same = {group.line for group, _ in lines}
-    groups = [group for group in view.groups if group.line in same]
-    link = predictions.asked.link
-    as_measured = link is None and predictions.asked.node_speed == 1
-    most = max(group.shape.ranks for group in groups) if as_measured else 0
-    records: list[Record] = []
-    for group, spread in points_of(groups, subject.style, Q.train_s):
-        if as_measured:
-            records.append({**record(group, spread, Q.train_s.write, groups), "how": "measured"})
-        found = next((found for last, found in lines if last is group), ())
-        records += [_record(group, each, groups) for each in found if each.nodes > most]
-    if not any(each["how"] == "predicted" for each in records):
+    asked = predictions.asked
+    as_measured = asked.link is None and asked.node_speed == 1
+    measured = {group.line: group for group, _ in lines}
+    groups = sorted(
+        (group for group in view.groups if group.line in measured), key=lambda group: group.shape.ranks
+    )
+    known = subject.points(groups, Q.train_s) if as_measured else []
+    most = max((point["nodes"] for point in known), default=0)
+    beyond = [_point(subject, group, each) for group, found in lines for each in found if each.nodes > most]
+    if not beyond:
         return None
-    x = count_axis(sorted({each["nodes"] for each in records}), "nodes", "nodes")
-    values = [value for each in records for value in (each["low"], each["high"])]
-    lines_of = Lines(
-        title=f"Predicted {view.clock} time{f', over links of {link}' if link else ''}",
-        records=records,
-        groups=groups,
+    points = [*({**point, "how": "measured"} for point in known), *beyond]
+    x = count_axis(sorted({each["nodes"] for each in points}), "nodes", "nodes")
+    return Lines(
+        title=f"Predicted {view.clock} time{f', over links of {asked.link}' if asked.link else ''}",
+        records=points,
         style=subject.style,
         x=x,
-        y=amount_axis(values, "mean", f"{view.clock} time (s)", log=True),
-        tooltip=[*tooltip(f"{view.clock} time", ("nodes", "nodes")), alt.Tooltip("how:N", title="time is")],
-        behind=[_beyond(most, x)] if as_measured else [],
-        log_axis="y",
-    )
-    return lines_of.chart()
+        y=axis_of(Q.train_s, points, f"{view.clock} time, s", log=True),
+        tips={"name": "strategy", "nodes": "nodes", "written": f"{view.clock} time", "interval": "interval"}
+        | {"how": "time is"},
+        behind=shaded_from(most, x, "")[:1] if as_measured else [],
+    ).chart()
 
 
-def _record(group: Group, each: Prediction, groups: Sequence[Group]) -> Record:
-    spread = Spread(each.seconds, each.low_s, each.high_s, 0)
-    return {
-        **record(group, spread, Q.train_s.write, groups),
-        "nodes": each.nodes,
-        "range": f"90% interval {spread.range(Q.train_s.write)}",
-        "accuracy": "",
-        "how": "predicted",
-    }
-
-
-def _beyond(measured: int, x: Axis) -> alt.Chart:
-    """The numbers of nodes that were not measured, shaded."""
-    base = chart_of([{"series": "", x.field: measured}])
-    shade: alt.Chart = base.mark_rect(color=colour("shade"), aria=False)
-    return shade.encode(x=x.x, x2=alt.value("width"))
+def _point(subject: Subject, group: Group, each: Prediction) -> Point:
+    interval = f"90%: {span(each.low_s, each.high_s, Q.train_s.write)}"
+    numbers = {"mean": each.seconds, "low": each.low_s, "high": each.high_s, "interval": interval}
+    written = {"written": Q.train_s.write(each.seconds), "how": "predicted", "dropped": False}
+    return {**(subject.point(group, Q.train_s) or {}), "nodes": each.nodes, **numbers, **written}
 
 
 TOPIC = Topic(
@@ -157,8 +140,8 @@ TOPIC = Topic(
             "predicted",
             "Points on grey are predicted, and those before them measured. Without grey, all are "
             "predicted, for other links or nodes than the measured ones. Bands: 90% intervals of a run; "
-            "between measured points, the range over seeds. Each node keeps its batch size, so more nodes "
-            "are another training, whose accuracy is not predicted.",
+            "between measured points, 95% intervals of the mean. Each node keeps its batch size, so more "
+            "nodes are another training, whose accuracy is not predicted.",
             _draw,
             ("predicted",),
         ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.maps import LabelMap, label_maps
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.label_maps import LabelMap, label_maps
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.findings.base import said
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import bits, count, percent
-from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import (
     SKEWED_BITS,
@@ -23,24 +23,17 @@ MANY_MAPS = 8  # of more maps, those of the compared number of nodes are drawn
 
 def unverified(comparison: Comparison) -> Findings:
     """Runs that did not train on the samples of the partition, or whose replicas differ."""
-    for kind, rows, what in [
-        (
-            "not_verified",
-            [row for row in comparison.rows if row.verified is False],
-            "trained on other samples than the partition assigns",
-        ),
-        (
-            "replicas_differ",
-            [row for row in comparison.rows if row.replicas_equal is False],
-            "ended with replicas that differ; the accuracy is that of rank 0",
-        ),
-    ]:
-        if rows:
-            yield said(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
+    rows = comparison.rows
+    found = {
+        "not_verified": tuple(row for row in rows if row.verified is False),
+        "replicas_differ": tuple(row for row in rows if row.replicas_equal is False),
+    }
+    yield from (Finding(kind, of, {"runs": len(of)}) for kind, of in found.items() if of)
 
 
-def maps(view: WorkloadView) -> Chart | None:
+def maps(subject: Subject) -> Chart | None:
     """A map for each partition; of many, those at the view's shape. None without certificates."""
+    view = subject.view
     partitions = [(row, partition_summary_of(row)) for row in representatives(view.groups)]
     found = [
         LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row), row.seed)
@@ -90,7 +83,7 @@ TOPIC = Topic(
             "compared. Colours compare between maps of equally many nodes; an empty cell is no sample. JS "
             "divergence (bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a "
             "node and of the whole set: mean and maximum over nodes.",
-            lambda subject: maps(subject.view),
+            maps,
             otherwise=_skew,
             links_matter=False,
         ),

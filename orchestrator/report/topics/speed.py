@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from orchestrator.report.figures.lines import Scaling
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
@@ -16,14 +15,9 @@ from orchestrator.report.quantities.learning import same_epochs
 from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 4  # in one sentence
-TIMES = Scaling("time", Q.train_s, "{Clock} time", "{clock} time, s", cores_matter=True)
-SPEEDUPS = Scaling("speedup", Q.speedup, "Speedup", "speedup", cores_matter=True)
-CPU_TIME_SPEEDUPS = Scaling(
-    "cpu_time_speedup",
-    Q.cpu_time_speedup,
-    "CPU-time speedup",
-    "speedup",
-    only_on="wall",  # cluster time replaces it
+TO_TARGET = (
+    "Time to the end of the epoch in which the target accuracy was reached, without evaluation, of the "
+    "seeds that reached it. If several consecutive epochs were required, the first of them counts."
 )
 
 
@@ -177,19 +171,29 @@ def by_line(view: WorkloadView) -> Iterator[list[Group]]:
 TOPIC = Topic(
     rules=(more_nodes, fastest, slower_than_serial),
     figures=(
-        over_nodes(TIMES, "scale", "Grey line: serial. Shaded: nodes share cores.", shows=("many_nodes",)),
         over_nodes(
-            SPEEDUPS,
+            "time",
+            Q.train_s,
+            "scale",
+            "Means with 95% intervals. Grey line: serial. Shaded: nodes share cores.",
+            shows=("target_first", "target_some_seeds", "target_never", "many_nodes"),
+            note=lambda subject: "" if subject.view.workload.target_accuracy is None else TO_TARGET,
+        ),
+        over_nodes(
+            "speedup",
+            Q.speedup,
             "scale",
             "Relative to the serial run of the same workload and seed. Dashed: ideal speedup. Shaded: "
             "nodes share cores.",
             shows=("fastest",),
         ),
         over_nodes(
-            CPU_TIME_SPEEDUPS,
+            "cpu_time_speedup",
+            Q.cpu_time_speedup,
             "scale",
             "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
             "communication were free. Pipeline stages still wait for each other.",
+            only_on="wall",  # cluster time replaces it
         ),
     ),
 )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
-from textwrap import wrap
-from typing import Any
 
 import numpy as np
 
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, layered, panel_header
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lazy import alt
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.kind import FigureKind, Subject
+from orchestrator.report.figures.maps import MAX_COLUMNS, Map, maps
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.figures.theme import colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import percent, points
@@ -27,12 +25,7 @@ from orchestrator.report.topics.topic import Findings, Topic
 MAX_NAMED = 4
 MIN_SHARE = 0.05  # of the wall time that is waited for a rank; a smaller one is not shown
 MAX_PANELS = 6
-MAX_COLUMNS = 3
 MOST_ROWS = 16  # of a map; with more ranks, a row and a column are several
-MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
-NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
-ROW = 26  # pixels of a numbered row
-GAP = 50  # pixels between panels
 
 
 def straggler(view: WorkloadView) -> Findings:
@@ -142,121 +135,65 @@ def no_common_clock(comparison: Comparison) -> Findings:
         yield Finding("no_common_clock", tuple(rows), {"runs": len(rows)})
 
 
-def straggler_attribution(view: WorkloadView) -> Chart | None:
-    """Heat maps rank × rank at the view's shape, for the runs in which ranks waited for one of them."""
-    known = [
-        (group.series, shares)
-        for group in view.reference_candidates
-        if (shares := mean_wait_shares(group)) is not None
+def straggler_attribution(subject: Subject) -> Chart | None:
+    """Maps rank × rank at the view's shape, for the runs in which ranks waited for one of them."""
+    view = subject.view
+    known = {group.series: mean_wait_shares(group) for group in view.reference_candidates}
+    shown = [
+        (series, shares)
+        for series, shares in known.items()
+        if shares is not None and _notable(straggler_of(shares))
     ]
-    shown = [item for item in known if _notable(straggler_of(item[1]))]
     shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
     if not shown:
         return None
-    across = ceil(len(shown) / ceil(len(shown) / MAX_COLUMNS))
-    ranks, noun = len(shown[0][1]), view.shape.rank_noun
-    together = ceil(ranks / MOST_ROWS)
-    width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
-    records = [record for item in shown for record in _records(*item, together)]
-    panel = _panel(records, ranks, noun, together).properties(
-        width=width, height=ROW * ranks if ranks <= MAX_NUMBERED_RANKS else min(width, 16 * ranks)
+    noun, together = view.shape.rank_noun, ceil(len(shown[0][1]) / MOST_ROWS)
+    waits = (
+        f"a {noun} (row) waits for another (column)"
+        if together == 1
+        else f"one of {together} {noun}s (row) waits for {together} {noun}s (column), mean over the row"
     )
-    titles = {series: _title(series, shares, noun, width) for series, shares in shown}
-    drawn = (
-        panel.facet(
-            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
-            columns=across,
-        )
-        .resolve_axis(x="independent", y="independent")
-        .properties(
-            title=alt.TitleParams(
-                f"Straggler attribution, {view.shape.label}",
-                subtitle=f"Share of {view.clock} time that {_waits(noun, together)}",
-            )
-        )
+    found = [_map(series, shares, noun, together) for series, shares in shown]
+    most = max(each.most for each in found)
+    return maps(
+        [replace(each, most=most) for each in found],
+        MAX_COLUMNS,
+        f"Straggler attribution, {view.shape.label}",
+        f"Share of {view.clock} time that {waits}",
     )
-    return Chart.of(drawn, wide=across > 1)
 
 
-def _title(series: str, shares: np.ndarray, noun: str, width: int) -> list[str]:
-    most = straggler_of(shares)
-    note = [f"{noun} {most.rank}: {percent(most.share_of_waiting)} of all waiting"] if most else []
-    return [*wrap(series, width // 7), *note]
-
-
-def _waits(noun: str, together: int) -> str:
-    if together == 1:
-        return f"a {noun} (row) waits for another (column)"
-    return f"one of {together} {noun}s (row) waits for {together} {noun}s (column), mean over the row"
-
-
-def _records(series: str, shares: np.ndarray, together: int) -> list[dict[str, Any]]:
-    """A record per cell: the mean over the waiting ranks, summed over those that they wait for."""
+def _map(series: str, shares: np.ndarray, noun: str, together: int) -> Map:
+    """A cell is the mean over the waiting ranks, summed over those that they wait for."""
     firsts = range(0, len(shares), together)
-    names = {first: _named(first, min(first + together, len(shares)) - 1) for first in firsts}
-    return [
-        {
-            "series": series,
-            "waiting": rank,
-            "for": other,
-            "waiting_ranks": names[rank],
-            "for_ranks": names[other],
-            "share": None
-            if rank == other and together == 1
-            else round(
-                float(shares[rank : rank + together, other : other + together].sum(axis=1).mean()), 5
-            ),
-        }
-        for rank in firsts
-        for other in firsts
-    ]
-
-
-def _named(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}–{last}"
-
-
-def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str, together: int) -> alt.LayerChart:
-    """One map of all panels; they have one colour scale."""
-    numbered = ranks <= MAX_NUMBERED_RANKS
-    most = max(record["share"] or 0.0 for record in records)
-    ticks = list(range(0, ranks, together))
-    axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
-    base = chart_of(records).encode(
-        x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
-        y=alt.Y("waiting:O", axis=alt.Axis(title=f"waiting {noun}", **axis)),
+    lasts = [min(first + together, len(shares)) - 1 for first in firsts]
+    names = [str(a) if a == b else f"{a}–{b}" for a, b in zip(firsts, lasts, strict=True)]
+    tiles = np.add.reduceat(np.add.reduceat(shares, firsts, axis=0), firsts, axis=1)
+    tiles = tiles / (np.array(lasts) - firsts + 1)[:, None]
+    own = np.eye(len(tiles), dtype=bool) & (together == 1)
+    slow = straggler_of(shares)
+    return Map(
+        records=[
+            {
+                "series": series,
+                "row": names[row],
+                "column": names[column],
+                "amount": None if own[row, column] else round(float(share), 5),
+                "written": "" if own[row, column] else f"{share:.0%}",
+                "share": "" if own[row, column] else percent(share),
+            }
+            for (row, column), share in np.ndenumerate(tiles)
+        ],
+        rows=names,
+        columns=names,
+        most=float(np.where(own, 0.0, tiles).max()),
+        token="wait_map",
+        tips={"series": "strategy", "row": f"waiting {noun}", "column": f"{noun} waited for"}
+        | {"share": "share of its time"},
+        titles=(f"waiting {noun}", f"{noun} waited for"),
+        title=series,
+        notes=[f"{noun} {slow.rank}: {percent(slow.share_of_waiting)} of all waiting"] if slow else [],
     )
-    own = base.transform_filter("datum.share === null").mark_rect(color=colour("shade"), aria=False)
-    legend = alt.Legend(
-        title="share of time", format=".0%", orient="top", symbolFillColor=colour("wait_map")
-    )
-    cells = (
-        base.transform_filter("datum.share !== null")
-        .mark_rect(
-            color=colour("wait_map"), stroke=colour("paper"), strokeWidth=1 if numbered else 0, aria=False
-        )
-        .encode(
-            opacity=alt.Opacity(
-                "share:Q",
-                scale=alt.Scale(domain=[0, most], range=[0, NUMBERED_OPACITY if numbered else 1.0]),
-                legend=None if numbered else legend,
-            ),
-            tooltip=[
-                alt.Tooltip("series:N", title="strategy"),
-                alt.Tooltip("waiting_ranks:N", title=f"waiting {noun}"),
-                alt.Tooltip("for_ranks:N", title=f"{noun} waited for"),
-                alt.Tooltip("share:Q", title="share of its time", format=".1%"),
-            ],
-        )
-    )
-    if not numbered:
-        return layered(own, cells)
-    numbers = (
-        base.transform_filter("datum.share !== null")
-        .mark_text(fontSize=11)
-        .encode(text=alt.Text("share:Q", format=".0%"))
-    )
-    return layered(own, cells, numbers)
 
 
 def _none_shown(shown: Shown) -> str:
@@ -274,7 +211,7 @@ TOPIC = Topic(
             "Share of its training time that each rank (row) waited for each other rank (column), mean "
             "over seeds: in a collective for the last rank to enter, in a receive for the sender. The "
             "runs with most waiting, at most six; colours compare between them.",
-            lambda subject: straggler_attribution(subject.view),
+            straggler_attribution,
             shows=("straggler",),
             otherwise=_none_shown,
             partitioners="first",

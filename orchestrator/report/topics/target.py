@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import FigureKind
-from orchestrator.report.figures.lines import Scaling, lines_over_nodes
-from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
-from orchestrator.report.formats import count, first_few, percent, whole
+from orchestrator.report.formats import whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import last_epoch, seeds_at_target
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
-
-MOST_NOTES = 6  # lines under the title
 
 
 def target_first(view: WorkloadView) -> Findings:
@@ -97,49 +89,4 @@ def _best(group: Group) -> Spread | None:
     )
 
 
-def time_to_target(groups: Sequence[Group], style: Style) -> Chart | None:
-    """A point is the mean over the seeds that reached the target; None if no run did, or without a target.
-
-    Strategies that did not reach it have no time: they are named under the title.
-    """
-    shown = [group for group in groups if group.ok and group.first.run.target_accuracy is not None]
-    if not shown:
-        return None
-    target = percent(shown[0].first.run.target_accuracy)
-    title = f"{{Clock}} time to {target} test accuracy"
-    scaling = Scaling("time_to_target", Q.time_to_target_s, title, "{clock} time, s")
-    return lines_over_nodes(shown, style, scaling, _notes(shown))
-
-
-def _notes(shown: Sequence[Group]) -> list[str]:
-    """The configurations of which some seeds missed the target, a line for each series."""
-    missed: dict[str, list[str]] = {}
-    for group in shown:
-        reached, seeds = seeds_at_target(group)
-        if reached < seeds:
-            at = f"{group.shape.label} ({reached} of {seeds} seeds)" if reached else group.shape.label
-            missed.setdefault(group.series, []).append(at)
-    if not missed:
-        return []
-    notes = [f"{series}: {first_few(shapes)}" for series, shapes in missed.items()]
-    more = notes[MOST_NOTES:]
-    head = f"Not reached by all seeds in {count(shown[0].workload.epochs, 'epoch')}:"
-    rest = [f"and {len(more)} more"] if more else []
-    return [head, *notes[:MOST_NOTES], *rest]
-
-
-TOPIC = Topic(
-    rules=(target_first, target_some_seeds, target_never),
-    figures=(
-        FigureKind(
-            "time_to_target",
-            "scale",
-            "Time to the end of the epoch in which the target accuracy was reached, without evaluation: "
-            "mean over the seeds that reached it, with their range. If several consecutive epochs "
-            "were required, the first of them counts.",
-            lambda subject: time_to_target(subject.view.line_groups, subject.style),
-            shows=("target_first", "target_some_seeds", "target_never"),
-            partitioners="few",
-        ),
-    ),
-)
+TOPIC = Topic(rules=(target_first, target_some_seeds, target_never))

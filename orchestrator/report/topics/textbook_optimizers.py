@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from orchestrator.report.figures.axes import amount_axis
-from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of
-from orchestrator.report.figures.kind import FigureKind, Subject
-from orchestrator.report.figures.lazy import alt
-from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT
-from orchestrator.report.figures.theme import SERIES_COLOURS, colour
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.model.comparison import Comparison
@@ -124,80 +117,4 @@ def compared_curves(comparison: Comparison) -> Findings:
         yield Finding(kind, evidence([pair.textbook, pair.library]), data)
 
 
-def loss_curves(pair: OptimizerPair) -> Chart:
-    """A line for each seed of the library's optimizer, and crosses in its colour for the textbook's."""
-    textbook, library = pair.names
-    records: list[dict[str, Any]] = [
-        {
-            "series": name,
-            "seed": row.seed,
-            "epoch": epoch,
-            "loss": loss,
-            "written": f"{loss:.4g}",
-            "colour": at % SERIES_COLOURS,
-        }
-        for at, (one, other) in enumerate(pair.runs)
-        for name, row in ((library, other), (textbook, one))
-        for epoch, loss in enumerate(losses(row), 1)
-    ]
-    values = [record["loss"] for record in records]
-    y = amount_axis(values, "loss", "test loss", log=True)
-    look = alt.Color(
-        "colour:N",
-        scale=alt.Scale(
-            domain=[*range(SERIES_COLOURS)], range=[colour(f"s{at}") for at in range(SERIES_COLOURS)]
-        ),
-        legend=None,
-    )
-    last = max((record["epoch"] for record in records), default=1)
-    x = alt.X(
-        "epoch:Q",
-        axis=alt.Axis(tickMinStep=1, format="d"),
-        scale=alt.Scale(domain=[1, max(2, last)], padding=10),
-    )
-    tips = [
-        alt.Tooltip("series:N", title="optimizer"),
-        alt.Tooltip("seed:Q"),
-        alt.Tooltip("epoch:Q"),
-        alt.Tooltip("written:N", title="test loss"),
-    ]
-    base = chart_of(records).encode(x=x, y=y.y, color=look)
-    lines = base.transform_filter(alt.datum.series == library).mark_line(strokeWidth=2, aria=False)
-    crosses = base.transform_filter(alt.datum.series == textbook).mark_point(
-        shape="M-0.6,-0.6L0.6,0.6M0.6,-0.6L-0.6,0.6", size=60, strokeWidth=1.6
-    )
-    title = f"{textbook} and {library}, batch {pair.textbook.first.run.batch_size:,}"
-    drawn = alt.layer(lines.encode(detail="seed:N"), crosses.encode(tooltip=tips)).properties(
-        title=alt.TitleParams(
-            title, subtitle=f"Lines: {library}. Crosses: {textbook}. A colour is a seed."
-        ),
-        width=HALF_PAGE - AXIS_WIDTH - 40,
-        height=HEIGHT,
-        usermeta={"domains": y.domains},
-    )
-    return Chart.of(drawn, log_axis="y")
-
-
-def _of_workload(subject: Subject) -> Chart | None:
-    """The figure of the last pair, if the workload is that of a textbook optimizer."""
-    pairs = [
-        pair
-        for pair in optimizer_pairs(subject.comparison)
-        if pair.textbook.workload == subject.view.workload
-    ]
-    return loss_curves(pairs[-1]) if pairs else None
-
-
-TOPIC = Topic(
-    sweep_rules=(compared_curves,),
-    figures=(
-        FigureKind(
-            "textbook_optimizers",
-            "source",
-            "Test loss after each epoch. Line: the library's optimizer. Crosses: the textbook "
-            "implementation, from the same initial weights and samples. A colour is a seed.",
-            _of_workload,
-            shows=("textbook_curve_differs", "textbook_curve_equal"),
-        ),
-    ),
-)
+TOPIC = Topic(sweep_rules=(compared_curves,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.labels import Workload
@@ -18,7 +19,9 @@ class Option:
     name: its name in findings. shape: its nodes. accuracy, time, speedup: the means with 95% intervals;
     that of a speedup is the one by which it was compared with serial. difference: the difference of its
     accuracy from serial's, with the interval by which the two were compared, if they were. sent:
-    bytes that a rank sent. chance: the probability that it is within the tolerance of the best.
+    bytes that a rank sent. chance: the probability that it is within the tolerance of the best. samples:
+    those of a step, `4 × 32`. state: `dropped` if others got more seeds, `reference` if others are compared
+    with it. first: whether it is the first that the headline names.
     """
 
     name: str
@@ -29,6 +32,10 @@ class Option:
     speedup: str
     sent: str
     chance: str = ABSENT
+    seeds: int = 0
+    samples: str = ""
+    state: Literal["", "dropped", "reference"] = ""
+    first: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
 from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.learning import learned, seeds_at_target
+from orchestrator.report.quantities.learning import seeds_at_target
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.statistics.chances import (
     DRAWS,
@@ -47,11 +47,14 @@ class Candidate:
     Attributes:
         speed: its chance to be the right choice where time counts, and accuracy must be kept.
         regret: the most that it may cost, in tolerances.
+        counts_as: the configuration of the same computation whose accuracy stands for both, as it has the
+            most seeds; the group itself if there is no other.
     """
 
     group: Group
     speed: Chance
     regret: float
+    counts_as: Group
 
     @property
     def accuracy(self) -> float:
@@ -91,8 +94,8 @@ def candidates(view: WorkloadView) -> list[Candidate]:
         return []
     draws = _Draws(view, usable)
     times = np.zeros((DRAWS, len(usable))) if view.disturbed else draws.means(Q.train_s, same_work)
-    accuracies = draws.against_rivals(Q.accuracy, partial(_same_accuracy, view.tolerance))
-    return _ranked(view, usable, times, accuracies)
+    same = partial(_same_accuracy, view.tolerance)
+    return _ranked(view, usable, times, draws.against_rivals(Q.accuracy, same), _standing_for(usable, same))
 
 
 def at_target(view: WorkloadView) -> list[Candidate]:
@@ -101,7 +104,7 @@ def at_target(view: WorkloadView) -> list[Candidate]:
     if not usable:
         return []
     times = _Draws(view, usable).means(Q.time_to_target_s, lambda one, other: one is other)
-    return _ranked(view, usable, times, [np.zeros_like(times)] * len(usable))
+    return _ranked(view, usable, times, [np.zeros_like(times)] * len(usable), usable)
 
 
 def in_question(found: Sequence[Candidate], few: bool) -> list[Candidate]:
@@ -135,12 +138,16 @@ def _repeated(view: WorkloadView, usable: list[Group]) -> list[Group]:
 
 
 def _ranked(
-    view: WorkloadView, usable: Sequence[Group], times: Draws, accuracies: Iterable[Draws]
+    view: WorkloadView,
+    usable: Sequence[Group],
+    times: Draws,
+    accuracies: Iterable[Draws],
+    count_as: Sequence[Group],
 ) -> list[Candidate]:
     chances = for_speed(times, accuracies, view.tolerance)
     found = [
-        Candidate(group, chance, _regret(chance, view.tolerance))
-        for group, chance in zip(usable, chances, strict=True)
+        Candidate(group, chance, _regret(chance, view.tolerance), other)
+        for group, chance, other in zip(usable, chances, count_as, strict=True)
     ]
     return sorted(found, key=lambda each: (-each.speed.probability, each.regret))
 
@@ -151,7 +158,7 @@ def why_not(view: WorkloadView, group: Group) -> str:
         return "not every run finished"
     if not view.disturbed and not (group.first.times_compare and Q.train_s.sample(group)):
         return f"no {view.clock} time that compares"
-    if any(learned(row) is False for row in group.ok_rows):
+    if not group.learned:
         return "not every run learned"
     if not Q.accuracy.sample(group):
         return "no accuracy"
@@ -165,22 +172,39 @@ def _regret(chance: Chance, tolerance: Tolerance) -> float:
     return max(chance.longer / max(tolerance.time, 1e-3), chance.loses / max(tolerance.accuracy, 1e-3))
 
 
+def same_gradient(one: Group, other: Group) -> bool:
+    """Whether both follow the mean gradient, by their names."""
+    return {one.strategy_label, other.strategy_label} <= {*MEAN_GRADIENT}
+
+
 def _same_accuracy(tolerance: Tolerance, one: Group, other: Group) -> bool:
     """Whether both are the same mathematics, by the seeds that both have.
 
     Whatever their names are, they are if their accuracies are equal. With equal names, or as ways to take
     the mean gradient, they are if accuracies are equal within the tolerance.
     """
-    left, right = Q.accuracy.sample(one), Q.accuracy.sample(other)
+    left, right = Q.accuracy.values(one), Q.accuracy.values(other)
     common = left.keys() & right.keys()
     if len(common) < max(1, min(len(left), len(right), LEAST_SEEDS)):
         return False
     apart = max(abs(left[seed] - right[seed]) for seed in common)
     if apart < SAME and len(common) >= LEAST_SEEDS:
         return True
-    labels = {one.strategy_label, other.strategy_label}
     alike = (one.partitioner_label, one.shape) == (other.partitioner_label, other.shape)
-    return alike and (len(labels) == 1 or labels <= {*MEAN_GRADIENT}) and apart <= tolerance.accuracy
+    named_alike = one.strategy_label == other.strategy_label or same_gradient(one, other)
+    return alike and named_alike and apart <= tolerance.accuracy
+
+
+def _standing_for(groups: Sequence[Group], same: Callable[[Group, Group], bool]) -> list[Group]:
+    """For each group, that with the most seeds of those that are the same."""
+    first = [next(other for other in groups if same(other, group)) for group in groups]
+    return [
+        max(
+            (group for group, of in zip(groups, first, strict=True) if of is one),
+            key=lambda group: len(group.ok_rows),
+        )
+        for one in first
+    ]
 
 
 class _Draws:
@@ -212,18 +236,12 @@ class _Draws:
         self, quantity: Quantity, same: Callable[[Group, Group], bool]
     ) -> tuple[list[Estimate], list[int]]:
         """The distinct means, and which of them is that of each group."""
-        groups = self._groups
-        first = [next(at for at, other in enumerate(groups) if same(other, group)) for group in groups]
-        distinct = sorted(set(first))
-        longest = [
-            max(
-                (group for group, like in zip(groups, first, strict=True) if like == at),
-                key=lambda group: len(group.ok_rows),
-            )
-            for at in distinct
-        ]
+        standing = _standing_for(self._groups, same)
+        distinct = {id(group): group for group in standing}
         if self._measured:
-            found = [Estimate(fmean(quantity.sample(group).values()), 0.0, 1, 0.0) for group in longest]
+            found = [
+                Estimate(fmean(quantity.sample(group).values()), 0.0, 1, 0.0) for group in distinct.values()
+            ]
         else:
-            found = estimates(quantity, longest, self._errors)
-        return found, [distinct.index(at) for at in first]
+            found = estimates(quantity, [*distinct.values()], self._errors)
+        return found, [[*distinct].index(id(group)) for group in standing]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from orchestrator.report.findings.decide import Claims
 from orchestrator.report.findings.speedups import speedup_interval, time_interval
-from orchestrator.report.formats import ABSENT, points, probability
+from orchestrator.report.formats import ABSENT, JOIN, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
-from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate
+from orchestrator.report.verdict.candidates import MOST_NAMED, Candidate, same_gradient
 
 MOST = 5  # configurations
 
@@ -35,17 +35,30 @@ def options(
             view,
             each.group,
             claims,
+            note=_note(view, each),
             difference=_difference_from_serial(each.group, serial, claims),
             chance=probability(each.speed.probability) if chances else ABSENT,
+            first=each is named[0],
         )
         for each in shown(found, named)
     )
 
 
 def shown(found: Sequence[Candidate], named: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the headline names, serial, and the next most probable ones: each once."""
+    """Those that the headline names, and the next most probable ones; dropped ones and serial come last."""
+    rivals = {id(each): each for each in [*named[:MOST_NAMED], *found] if not each.group.serial}
     serial = [each for each in found if each.group.serial]
-    return list({id(each): each for each in [*named[:MOST_NAMED], *serial, *found]}.values())[:MOST]
+    most = [*rivals.values()][: MOST - len(serial)]
+    most.sort(key=lambda each: (bool(each.group.dropped), -each.speed.probability))
+    return [*most, *serial]
+
+
+def _note(view: WorkloadView, each: Candidate) -> str:
+    """The configuration whose accuracy decides its chance, if it is another one."""
+    if Q.accuracy.mean_of(each.group) == Q.accuracy.mean_of(each.counts_as):
+        return ""
+    why = "gradient" if same_gradient(each.group, each.counts_as) else "computation"
+    return f"as {view.name(each.counts_as)}: same {why}"
 
 
 def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
@@ -73,6 +86,8 @@ def option(
     time: Quantity = Q.train_s,
     difference: str = ABSENT,
     chance: str = ABSENT,
+    first: bool = False,
+    note: str = "",
 ) -> Option:
     """A configuration with its numbers.
 
@@ -80,21 +95,30 @@ def option(
         time: the quantity that is shown as its time.
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
+        first: whether it is the first that the headline names.
+        note: on its accuracy.
     """
+    run, seeds = group.first.run, len(group.ok_rows)
+    replicas = f"{run.replicas_in_step}{JOIN}×{JOIN}" if run.replicas_in_step > 1 else ""
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, Q.accuracy, Q.accuracy.interval(group)),
+        _mean(group, Q.accuracy, Q.accuracy.interval(group), note),
         difference,
         _mean(group, time, time_interval(time, group, claims)),
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
         _mean(group, Q.bytes_sent_per_rank),
         chance,
+        seeds,
+        f"{replicas}{run.batch_per_replica}",
+        "reference" if group.serial else "dropped" if group.dropped else "",
+        first,
     )
 
 
-def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None) -> str:
+def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None, note: str = "") -> str:
     spread = quantity.over(group)
     if spread is None:
         return ABSENT
-    return quantity.write(spread.mean) + (f" ({span(*interval, quantity.write)})" if interval else "")
+    beside = ", ".join(filter(None, [span(*interval, quantity.write) if interval else "", note]))
+    return quantity.write(spread.mean) + (f" ({beside})" if beside else "")

@@ -62,6 +62,7 @@ def to_target(view: WorkloadView, claims: Claims) -> Verdict:
             claims,
             Q.time_to_target_s,
             chance=probability(each.speed.probability) if chances else ABSENT,
+            first=each is first,
         )
         for each in shown(found, named)
     )

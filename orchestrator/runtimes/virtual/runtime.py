@@ -65,7 +65,8 @@ class VirtualRuntime(Runtime):
                     f"virtual.workers is {options.workers}, but {spec.name_of('strategy')} cuts the model "
                     "over ranks, which one process must have; leave it out"
                 )
-        if not strategy.virtual or strategy.forks:
+        priced = options.seconds_per_sample is not None or not options.trains
+        if not (strategy.stand_in() or strategy if priced else strategy).virtual or strategy.forks:
             instead = f"; strategy {strategy.equivalent} can" if strategy.equivalent else ""
             return f"strategy {spec.name_of('strategy')} cannot run on virtual nodes{instead}"
         if spec.on_gpu:
@@ -88,12 +89,13 @@ class VirtualRuntime(Runtime):
             )
         if noise := _noise(spec):
             return f"link: {' and '.join(noise)} cannot be simulated; leave it out"
-        if options.seconds_per_sample is not None and strategy.overlaps_backward:
+        given = options.seconds_per_sample is not None
+        if given and strategy.overlaps_backward and not strategy.stand_in():
             return (
                 "virtual.seconds_per_sample is the cost of a whole step, and "
                 f"{spec.name_of('strategy')} exchanges within its backward pass; leave it out"
             )
-        if options.seconds_per_sample is not None and strategy.partitions_model:
+        if given and strategy.partitions_model:
             return (
                 "virtual.seconds_per_sample is the cost of the whole model, and "
                 f"{spec.name_of('strategy')} cuts it over ranks; leave it out"
@@ -144,10 +146,9 @@ def _needs_training(spec: RunSpec) -> str | None:
     skipped = "virtual.compute is sampled, which skips a whole step of the model"
     if spec.strategy.partitions_model:
         return f"{skipped}, but {spec.name_of('strategy')} cuts it over ranks; allowed: full"
-    if spec.strategy.overlaps_backward:
-        return f"{skipped}, but {spec.name_of('strategy')} exchanges within it; allowed: full"
-    if spec.strategy.shards_state:
-        return f"{skipped}, but each rank of {spec.name_of('strategy')} takes a part of it; allowed: full"
+    if spec.strategy.stand_in() is None:
+        within = "exchanges within" if spec.strategy.overlaps_backward else "divides"
+        return f"{skipped}, but {spec.name_of('strategy')} {within} it; allowed: full"
     if spec.model.has_synchronous_layers:
         return f"{skipped}, but layers of {spec.name_of('model')} exchange data in it; allowed: full"
     return None

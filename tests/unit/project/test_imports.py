@@ -79,7 +79,7 @@ REPORT: dict[str, str] = {
     "figures": "formats statistics model quantities metrics findings",
     "topics": ANALYSIS,
     "verdict": "formats statistics model quantities metrics findings topics",
-    "plots": "model figures topics",
+    "plots": "model findings figures topics",
     "renderer": "",
     "render": f"{ANALYSIS} topics verdict plots renderer",
     "directory_comparison": f"{ANALYSIS} render",

@@ -323,7 +323,8 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
         for none in (fields, {**scaled, "batch_per": "run", "batch_size": 96}):
             assert not scales_beyond_the_rule(RunSpec.model_validate(none)), name
     local_steps = {"one_shot", "local_sgd", "diloco", "fedopt", "fedprox", "gossip", "hogwild"}
-    assert beyond == {*local_steps, "async_parameter_server"}
+    local_steps |= {"hierarchical_sgd", "elastic_averaging", "scaffold", "fednova", "noloco"}
+    assert beyond == {*local_steps, "push_sum", "sparta", "async_parameter_server"}
     for strategy in every_step:
         assert not scales_beyond_the_rule(RunSpec(strategy=strategy, nodes=4, lr_scaling="linear"))
 

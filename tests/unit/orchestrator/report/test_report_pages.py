@@ -25,22 +25,22 @@ from orchestrator.report import formats
 from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
-from orchestrator.report.plots import draw
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
     RESULTS,
-    columns_csv,
-    epochs_csv,
-    results_csv,
-    summary_csv,
+    column_lines,
+    epoch_lines,
+    result_lines,
+    summary_lines,
 )
 from orchestrator.report.render.order import ORDER
-from orchestrator.report.render.runs import repeat_command, runs
+from orchestrator.report.render.runs import missing_runs, repeat_command
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.topics import asked_by, find
+from orchestrator.results.csv_text import csv_text
 from orchestrator.results.store import SweepPaths, write_atomic
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from orchestrator.sweeps.load import load_sweep
@@ -60,6 +60,7 @@ from tests.unit.report_support import (
     finding_of,
     in_cluster_time,
     page_of,
+    plots_of,
     repeated,
     text_of,
     verdicts_of,
@@ -135,7 +136,7 @@ def test_the_page_escapes_text_from_files_and_loads_nothing(report: SweepPaths, 
     figures = {file.stem for file in report.plots.glob("*.svg")}
     assert page.tags.count("svg") == len(figures) == 8  # those of an earlier report are removed
     comparison = read_comparison(report)
-    shown = [replace(plot, note=EVIL) for plot in draw(a_comparison(SERIAL, FAST))[:1]]
+    shown = [replace(plot, note=EVIL) for plot in plots_of(a_comparison(SERIAL, FAST))[:1]]
     elements = Page(page_of(comparison, [], shown)).elements
     (label,) = [attributes["aria-label"] for tag, attributes in elements if tag == "svg"]
     assert (label or "").endswith(EVIL)
@@ -194,9 +195,9 @@ def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> 
     (why,) = comparison.unusable.values()
     assert why.startswith(f"{SERIAL.key}/result.json is ")
     (csv,) = [line for line in csv_lines(comparison) if line["key"] == SERIAL.key]
-    (shown,) = [run for run in runs(comparison).runs if run.key == SERIAL.key]
-    assert (csv["status"], shown.status) == ("unusable", STATES["unusable"])
-    assert csv["cause"] == shown.cause == why
+    ((key, shown),) = [item.parts for item in missing_runs(comparison)]
+    assert (csv["status"], csv["cause"]) == ("unusable", why)
+    assert (key, shown) == (("code", SERIAL.key, ""), f" {STATES['unusable']}: {why}")
     assert STATES["unusable"] in one_line(comparison)
 
 
@@ -346,7 +347,7 @@ def test_number_formats() -> None:
 # CSV files
 
 
-WRITERS = {"summary.csv": summary_csv, "results.csv": results_csv, "epochs.csv": epochs_csv}
+FILES = {"summary.csv": summary_lines, "results.csv": result_lines, "epochs.csv": epoch_lines}
 UNITS_IN_NAMES = {"_s": "s", "_mib": "MiB", "_bits": "bits", "_epochs": "epochs"}
 
 
@@ -356,9 +357,11 @@ def lines(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("file", DICTIONARY)
 def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(file: str) -> None:
-    text = WRITERS[file](golden_comparison())
+    text = csv_text(*FILES[file](golden_comparison()))
     header = next(csv.reader(StringIO(text)))
-    assert header == [entry["column"] for entry in lines(columns_csv()) if entry["file"] == file]
+    assert header == [
+        entry["column"] for entry in lines(csv_text(*column_lines())) if entry["file"] == file
+    ]
     assert len(set(header)) == len(header)
     for column in DICTIONARY[file]:
         assert column.meaning
@@ -388,7 +391,7 @@ def test_summary_has_a_line_per_configuration() -> None:
     others = [lost[0], a_run("gossip", nodes=2), lost[1]]
     clusters = [in_cluster_time(run, run.train_s) for run in serial]
     clusters += [in_cluster_time(run, run.train_s - 5) for run in fast]
-    found = lines(summary_csv(a_comparison(*serial, *fast, *others, clusters=clusters)))
+    found = lines(csv_text(*summary_lines(a_comparison(*serial, *fast, *others, clusters=clusters))))
     assert [(line["state"], line["seeds"], line["nodes"], line["ranks"]) for line in found] == [
         ("ok", "5", "1", "1"),
         ("ok", "5", "2", "4"),
@@ -416,7 +419,7 @@ def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
     claims = asked_by(comparison).decided()
     group = comparison.groups[nodes // 2]
     assert (group.strategy, group.shape.nodes) == ("all_reduce", nodes)
-    summary = lines(summary_csv(comparison, claims))
+    summary = lines(csv_text(*summary_lines(comparison, claims)))
     assert not any(summary[-1][name] for name in summary[-1] if name.endswith(("_low", "_high")))
     low, high = (float(summary[nodes // 2][f"speedup_{end}"]) for end in ("low", "high"))
     assert low < 8.0 / time < high

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.report.figures import maps
-from orchestrator.report.figures.maps import MAX_MAPPED_LABELS, MAX_MAPPED_RANKS, LabelMap, label_maps
+from orchestrator.report.figures import label_maps as maps
+from orchestrator.report.figures.label_maps import MOST_LABELS, MOST_RANKS, LabelMap, label_maps
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import model_partition as partition
-from orchestrator.report.render.chapters import chapters_of
+from orchestrator.report.render.results import result_sections
 from orchestrator.report.topics import asked_by
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -24,7 +24,6 @@ from tests.unit.report_support import (
     finding_of,
     in_parts,
     layers,
-    marks_of,
     records_of,
     value,
     with_certificate,
@@ -133,8 +132,8 @@ def test_memory_and_load_are_those_of_the_fullest_and_busiest_ranks() -> None:
 def test_a_model_is_divided_if_ranks_hold_less_of_it_or_of_its_optimizer() -> None:
     for parameters, divided in (([1000, 1000], False), ([960, 1000], False), ([500, 500], True)):
         comparison = a_comparison(WHOLE, in_parts(a_run("all_reduce", nodes=2), parameters))
-        (chapter,) = chapters_of(comparison, asked_by(comparison).decided())
-        assert ("memory" in chapter.others) is divided
+        sections = result_sections(comparison, asked_by(comparison).decided())
+        assert ("model-partitioning" in {section.id for section in sections}) is divided
         assert partition.is_partitioned(comparison.groups) is divided
     for runs, size in (
         ([a_pipeline()], 1000),  # the sum of its stages
@@ -228,11 +227,13 @@ def test_a_cell_is_at_its_rank_and_label_and_is_shaded_by_its_count() -> None:
     summary = PartitionSummary(np.array([[7, 0, 3], [1, 9, 0]]), 1.0, 0.0, (0.1, 0.2), (0.3, 0.4))
     for shape, first in ((ClusterShape(2), 0), (ClusterShape(3), 1)):  # a server
         chart = label_maps([LabelMap("made", shape, summary)])
-        cells = [(int(cell["node"]) - first, cell["label"], cell["samples"]) for cell in records_of(chart)]
+        cells = [
+            (int(cell["row"]) - first, int(cell["column"]), cell["amount"]) for cell in records_of(chart)
+        ]
         assert sorted(cells) == [(0, 0, 7), (0, 2, 3), (1, 0, 1), (1, 1, 9)]
-        drawn, numbers = chart.spec["vconcat"][0]["hconcat"][0]["layer"]
+        _, drawn, numbers = chart.spec["concat"][0]["layer"]
         assert drawn["encoding"]["opacity"]["scale"]["domain"] == [0, 9]
-        assert numbers["encoding"]["text"]["field"] == "samples"
+        assert numbers["encoding"]["text"]["field"] == "written"
         assert drawn["encoding"]["y"]["scale"]["domain"] == [str(first), str(first + 1)]  # from the top
 
 
@@ -242,18 +243,26 @@ def test_maps_of_as_many_ranks_have_one_shade_for_their_largest_number() -> None
         return LabelMap("made", ClusterShape(ranks), summary)
 
     drawn = layers(label_maps([of(2, 7), of(2, 9), of(3, 4), of(3, 2)]).spec)
-    shades = [
-        each["encoding"]["opacity"]["scale"]["domain"] for each in drawn if each["mark"]["type"] == "rect"
-    ]
-    assert shades == [[0, 9], [0, 9], [0, 4], [0, 4]]
+    scales = [each["encoding"]["opacity"]["scale"] for each in drawn if "opacity" in each["encoding"]]
+    assert [each["domain"] for each in scales] == [[0, 9], [0, 9], [0, 4], [0, 4]]
 
 
-def test_many_ranks_labels_or_cells_have_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert a_map(MAX_MAPPED_RANKS, MAX_MAPPED_LABELS).mapped
-    assert not a_map(4, MAX_MAPPED_LABELS + 1).mapped
-    many = label_maps([a_map(MAX_MAPPED_RANKS + 1)])
-    assert not [record for record in records_of(many) if "samples" in record]
-    assert (len(records_of(many)), "rect" in marks_of(many.spec)) == (10, False)
+def test_of_many_ranks_or_labels_the_first_are_drawn_and_the_title_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drawn(*shown: LabelMap) -> tuple[int, int, list[str]]:
+        """Cells, the ranks of the largest map, and what is said to be left out."""
+        chart = label_maps(shown)
+        records = records_of(chart)
+        notes = [note for each in chart.spec["concat"] for note in each["title"]["subtitle"]]
+        cut = [note for note in notes if "first" in note]
+        return len(records), len({each["row"] for each in records}), cut
+
+    assert drawn(a_map(MOST_RANKS, MOST_LABELS)) == (MOST_RANKS * MOST_LABELS, MOST_RANKS, [])
+    assert drawn(a_map(40, 101)) == (
+        3200,
+        32,
+        ["The first 32 of 40 nodes.", "The first 100 of 101 labels."],
+    )
     monkeypatch.setattr(maps, "MOST_CELLS", 60)
-    chart = label_maps([a_map(4), a_map(8)])
-    assert sum("samples" in record for record in records_of(chart)) == 40
+    assert drawn(a_map(2), a_map(8)) == (50, 3, ["The first 3 of 8 nodes."])

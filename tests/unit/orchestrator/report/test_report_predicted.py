@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.figures.kind import Subject
-from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison, read_comparison
 from orchestrator.report.topics import FIGURES
 from orchestrator.results.predictions import (
@@ -28,8 +26,8 @@ from tests.unit.report_support import (
     a_run,
     beside_load,
     finding_of,
-    only_view,
     points,
+    subject_of,
 )
 
 ASKED = Asked(nodes=[8, 64], link=None, node_speed=1, price_per_h=None)
@@ -76,7 +74,7 @@ def compared(predictions: Predictions) -> Comparison:
 
 def drawn(comparison: Comparison) -> list[tuple[str, int, str, float]]:
     """The points of the figure, in order."""
-    chart = FIGURES["predicted"].draw(Subject(only_view(comparison), comparison, Style(comparison.groups)))
+    chart = FIGURES["predicted"].draw(subject_of(comparison))
     return sorted((at["series"], at["nodes"], at["how"], round(at["mean"], 9)) for at in points(chart))
 
 

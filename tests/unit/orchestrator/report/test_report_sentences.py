@@ -124,6 +124,15 @@ def test_a_drift_makes_configurations_differ_by_the_mean_time_of_their_runs(step
     assert ratio(1.05**1.5) in finding.text
 
 
+def test_whether_equal_times_drift_is_not_undecided() -> None:
+    """As those of virtual nodes at a price."""
+    runs = [
+        run.model_copy(update={"started_at": run.started_at + 60 * run.run.seed})
+        for run in repeated("all_reduce", [8.0] * 5, nodes=2)
+    ]
+    assert not {finding.kind for finding in find(a_comparison(*runs))} & {"drift", "no_drift"}
+
+
 # Seeds
 
 

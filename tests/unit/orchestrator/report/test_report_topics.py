@@ -375,13 +375,15 @@ def test_shared_cores_limit_speedups_and_the_most_nodes_show_what_more_cores_wou
     runs = [("ddp", 2, 4.0), ("ddp", 4, 3.0), ("ddp", 8, 2.0), ("gossip", 8, 4.0)]
     made = [a_run(name, nodes=nodes, work_cpu_s=work, train_s=7.0, cores=2) for name, nodes, work in runs]
     finding = finding_of(a_comparison(a_run(cores=2), *made), "shared_cores")
-    assert finding.data == {
+    expected = {
         "shapes": ["4", "8"],
         "cores": 2,
         "limit": 2.0,
         "strategy": "ddp over gloo",
         "cpu_time_speedup": approx(8.0 / 2.0),
     }
+    assert finding.data == {**finding.data, **expected}
+    assert "beyond_limit" not in finding.data
     assert "4 and 8 nodes shared 2 cores" in finding.text.replace(formats.JOIN, " ")
 
 
@@ -433,8 +435,21 @@ def test_fewer_updates_explain_a_loss_on_the_same_samples_from_the_same_weights(
     )
     finding = finding_of(comparison, "fewer_updates")
     updates = {"ddp over gloo": (60, 60), "gossip over mpi": (89, 89)}
-    assert finding.data == {"updates": updates, "serial_updates": (90, 90)}
+    assert (finding.data["updates"], finding.data["serial_updates"]) == (updates, (90, 90))
     assert {row.strategy for row in finding.rows} == {"serial", "ddp", "gossip"}
+
+
+def test_equal_accuracies_of_one_seed_show_nothing() -> None:
+    data = finding_of(a_comparison(a_run("serial"), a_run("ddp", nodes=2)), "best_accuracy").data
+    assert (data["kept"], data["equal_to_serial"]) == ({}, ["ddp over gloo"])
+
+
+@pytest.mark.parametrize("field", [{"accumulate": 4}, {"checkpoint_epochs": 1}, {"lr": 0.5}])
+def test_variants_of_a_strategy_state_what_differs(field: dict[str, Any]) -> None:
+    """Two configurations that a label distinguishes, and that are said to differ in nothing."""
+    runs = [a_run("serial"), a_run("ddp", nodes=2), a_run("ddp", nodes=2, **field)]
+    finding = finding_of(a_comparison(*runs), "variant")
+    assert [[*each] for each in finding.data["parameters"]] == [[*field], [*field]]
 
 
 # Partitioners
@@ -515,7 +530,8 @@ def test_bytes_that_a_library_sends_beyond_the_count_are_stated(reshard: bool, s
     fields: dict[str, Any] = {"nodes": 2, "transport": "gloo", "bytes_sent": 6e6}
     fsdp = a_run({"name": "fsdp", "reshard": reshard}, **fields)
     others = [a_run("serial", bytes_sent=0.0), a_run("zero2", **fields), a_run("all_reduce", **fields)]
-    finding = finding_of(a_comparison(*others, fsdp), "sent_beyond_count")
+    over_mpi = a_run("fsdp", **{**fields, "transport": "mpi"})  # every byte is counted
+    finding = finding_of(a_comparison(*others, fsdp, over_mpi), "sent_beyond_count")
     assert (finding.data["counted"], finding.data["sent"], finding.caution) == (6e6, approx(sent), True)
     assert [row.key for row in finding.rows] == [fsdp.key]
 

@@ -21,13 +21,13 @@ from orchestrator.report.metrics.clock import MAX_ERROR
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance, against_rivals, draw_means, for_speed
+from orchestrator.report.statistics.common_seeds import PAIRING_LEVEL, SeedFit
 from orchestrator.report.statistics.contrasts import Contrast, critical_t
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
 from orchestrator.report.statistics.intervals import accuracy_interval
 from orchestrator.report.statistics.moderated import PRIOR_DOF, Estimate, equal_variances, moderated
 from orchestrator.report.statistics.power import decided_with
-from orchestrator.report.statistics.seed_effect import PAIRING_LEVEL, pairing_helps
 from orchestrator.report.topics import asked_by
 from tests.unit.report_support import a_comparison, around, in_cluster_time, on_360_images, repeated
 
@@ -108,7 +108,7 @@ def test_variances_are_shrunk_to_that_of_all_configurations(
     own = np.array([max(statistics.variance(each), resolution**2 / 12) for each in values])
     dofs = np.array([0.75 * (len(each) - 1) for each in values])
     prior, prior_dof = prior_of(own, dofs)
-    found = moderated(samples, resolution, own_dof=0.75)
+    found = moderated(samples, resolution, [0.75] * len(samples))
     assert [each.dof for each in found] == pytest.approx(prior_dof + dofs, abs=1e-3)
     expected = (prior_dof * prior + dofs * own) / (prior_dof + dofs)
     assert [each.variance for each in found] == pytest.approx(expected, rel=1e-3)
@@ -269,8 +269,7 @@ def test_seeds_are_paired_if_regression_shows_their_effect(effect: float) -> Non
         dof = (groups - 1) * (seeds - 1)
         p = stats.f.sf((alone - both) / (seeds - 1) / (both / dof), seeds - 1, dof)
         samples = [dict(enumerate(row)) for row in table]
-        assert pairing_helps(samples) is bool(p < PAIRING_LEVEL)
-        assert not pairing_helps([*samples[:-1], {**samples[-1], seeds: 0.0}])  # other seeds
+        assert SeedFit(dict(enumerate(samples))).pairing_helps is bool(p < PAIRING_LEVEL)
 
 
 def test_a_drift_is_the_slope_of_a_regression_within_configurations() -> None:

@@ -164,7 +164,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model: 100": {"loss": mine("plain", accuracy="percent")},
     **{
         f"strategy: {name} | right.weight gets one from | : all_reduce": {**SOMETIMES, "strategy": name}
-        for name in ("ddp", "zero1", "zero2", "fsdp")
+        for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")
     },
     "strategy: cannot train mine.py:Tree": {"model": mine("Tree"), "strategy": "pipeline"},
     "recompute: it exchanges": {"strategy": mine("Recomputes"), "recompute": "full"},

@@ -264,7 +264,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_sweep_without_a_page_loads_no_server_and_partitions_no_torch() -> None:
-    heavy = {"starlette", "uvicorn", "anyio", "asyncio", "altair", "torch"}
+    heavy = {"starlette", "uvicorn", "anyio", "asyncio", "vl_convert", "torch"}
     modules = "orchestrator.cli, orchestrator.commands.watch, orchestrator.execution.sweep_runner"
     run = "orchestrator.cli.app(['partitions', '--partitioner', 'shards'], standalone_mode=False)"
     code = f"import sys, {modules}; {run}; print(*sorted({heavy} & set(sys.modules)))"

@@ -81,6 +81,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
         lambda b, r, P: b.view(P, P, -1)[:, r],
         lambda r, P: 1 - 1 / P,
     ),
+    "reduce_scatter": (
+        lambda c, x: c.reduce_scatter(x),
+        lambda b, r, P: b.view(P, P, -1)[:, r].sum(0),
+        lambda r, P: 1 - 1 / P,
+    ),
     "gather": (
         lambda c, x: c.gather(x, c.size - 1),
         lambda b, r, P: b if r == P - 1 else None,

@@ -121,4 +121,4 @@ def test_components_load_and_commands_start_without_torch_and_mpi() -> None:
     assert done.returncode == 0, done.stderr
     loaded = {*done.stdout.rpartition("loaded:")[2].split()}
     assert loaded & {"pydantic"}
-    assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "altair", "docker"}
+    assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "vl_convert", "docker"}

@@ -128,6 +128,30 @@ def test_work_without_a_core_is_cpu_contention(timed: Timed) -> None:
     assert (timed.clock.train_s, timed.clock.work_cpu_s) == (18, 8)
 
 
+def test_what_threads_of_the_library_take_of_a_core_is_communication() -> None:
+    """Not: what they compute on a core of their own, and while the rank communicates."""
+    timed, others = Timed(), FakeTime()
+    timed.clock = Clock(timed.wall, timed.cpu, lambda: timed.cpu() + others())
+    timed.clock.start()
+    for phase, wall_s, cpu_s, of_others in (
+        ("compute", 10, 4, 1),
+        ("data", 3, 3, 2),
+        ("communicate", 5, 1, 9),
+    ):
+        with timed.clock.phase(phase):  # type: ignore[arg-type]
+            timed.after(wall_s, cpu_s)
+            others.pass_(of_others)
+    state = timed.clock.state()
+    timed.clock.stop()
+    resumed = Clock(timed.wall, timed.cpu)
+    resumed.restore(state)
+    for clock in (timed.clock, resumed):
+        clock.book_cpu_contention()
+        booked = {phase: seconds for phase, seconds in clock.seconds.items() if seconds}
+        assert booked == {"data": 3, "compute": 4, "communicate": 6, "cpu_contention": 5}
+        assert clock.work_cpu_s == 7
+
+
 def test_other_threads_count_unless_they_do_no_work_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "thread_time", lambda: 1.0)
     monkeypatch.setattr(time, "process_time", lambda: 2.0)
@@ -139,4 +163,6 @@ def test_other_threads_count_unless_they_do_no_work_of_the_rank(monkeypatch: pyt
 
     shared, gloo = rank_clock(2), connected("gloo", 1)  # ranks of one process, and threads that communicate
     computes, handles = connected("gloo", 2), connected("rpc", 1)  # other threads also handle requests
-    assert [clock.now()[1] for clock in (shared, gloo, computes, handles)] == [1.0, 1.0, 2.0, 2.0]
+    clocks = shared, gloo, computes, handles
+    assert [clock.now()[1] for clock in clocks] == [1.0, 1.0, 2.0, 2.0]
+    assert [clock._all_cpu is not None for clock in clocks] == [False, True, False, False]

@@ -162,7 +162,7 @@ def test_exchanges_of_training_leave_records_with_their_peer_and_bytes() -> None
 
 @pytest.mark.parametrize("name", THREADED)
 def test_traces_of_every_strategy(name: str) -> None:
-    ranks = STRATEGIES.load(name).max_nodes or {"hybrid": 4}.get(name, 3)
+    ranks = STRATEGIES.load(name).max_nodes or {"hybrid": 4, "hierarchical_sgd": 4}.get(name, 3)
     mode = ("steps", "full")[THREADED.index(name) % 2]
     fields = {"model": {"name": "mlp", "hidden": [8, 8, 8]}, "trace": mode, **fields_for(name)}
     training = train(name, ranks, **fields)

@@ -264,7 +264,7 @@ def test_muon_needs_a_hidden_matrix(model: dict[str, Any]) -> None:
     assert model["name"] in error["msg"]
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp", "tensor_parallel", "pipeline"])
 def test_muon_needs_whole_gradients_and_the_whole_model(strategy: str) -> None:
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": "muon"})
@@ -292,7 +292,7 @@ def test_muon_steps_the_tensors_that_a_rank_of_zero1_owns() -> None:
     assert all(torch.equal(each, whole[name]) for name, each in {**first, **second}.items())
 
 
-@pytest.mark.parametrize("strategy", ["zero2", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", "fsdp", "tensor_parallel"])
 @pytest.mark.parametrize("optimizer", ["novograd", "lars", "lamb"])
 def test_a_layerwise_optimizer_needs_full_gradients(strategy: str, optimizer: str) -> None:
     with pytest.raises(ValidationError) as caught:

@@ -1,41 +1,42 @@
-"""Mistakes in the time, traffic and memory of replicas that torch shards. Integration tests train them."""
+"""Mistakes in the exchanges of a step of a replica that torch shards. Integration tests train it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
-import torch.distributed as dist
 
+from tests.support.virtual_training import train_virtually
 from tests.unit.training import SMALL
-from trainer.comm.memory import MemoryCommunicator, ThreadGroup
-from trainer.core.clock import Clock
+from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
-from trainer.training.loader import BatchLoader
-from trainer.training.task import Task
+
+GATHER, WAIT, REDUCE = Kind.START_ALL_GATHER, Kind.WAIT, Kind.REDUCE_SCATTER
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_fsdp_gathers_the_weights_in_every_step_also_after_an_evaluation() -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from trainer.parallel.sharding import ShardedReplica
-
-    task = Task(RunSpec.model_validate({**SMALL, "strategy": "fsdp", "nodes": 2}), Path())
-    ((batch, _), *_) = BatchLoader(task.data.train, task.spec, task.rngs, 0, 2).batches(1)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        for reshard, passes in ((True, 3), (False, 2)):
-            comm = MemoryCommunicator(0, 2, Clock(), ThreadGroup(2))
-            comm.clock.start()
-            replica = ShardedReplica(task.build_model(0), task, comm, reshard=reshard)
-            half = 4 * replica.parameter_count // 2
-            for step in (1, 2, 3):
-                replica.backward(batch)
-                times = step * passes + step - 1  # of two blocks; evaluations follow steps
-                assert (len(comm.traffic.collectives), comm.bytes_sent) == (2 * times, half * times)
-                with replica.evaluating():
-                    replica.predict(batch.inputs)
-            assert replica.state_bytes == {"weights": half, "gradient": half, "optimizer": 0}
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.parametrize(
+    ("reshard", "backward"),
+    [(True, [GATHER, WAIT, GATHER, REDUCE, WAIT, REDUCE]), (False, [REDUCE, REDUCE])],
+)
+def test_fsdp_gathers_a_block_while_another_computes_also_after_an_evaluation(
+    reshard: bool, backward: list[Kind]
+) -> None:
+    """Of two blocks, of which the first takes long, in epochs of one step."""
+    run: dict[str, Any] = {**SMALL, "strategy": {"name": "fsdp", "reshard": reshard}, "nodes": 2}
+    own = {"model": {"name": "mlp", "hidden": [512]}, "epochs": 3, "batch_size": 60, "transport": "gloo"}
+    for trace in train_virtually(RunSpec.model_validate({**run, **own, "save_weights": True})).traces:
+        steps: list[list[tuple[Kind, float]]] = []  # each exchange, and the CPU seconds of work after it
+        for kind, cpu_s in trace.records[["kind", "cpu_s"]].tolist():
+            if kind == Kind.EPOCH:
+                steps.append([])
+            elif kind in (GATHER, WAIT, REDUCE):
+                steps[-1].append((Kind(kind), 0.0))
+            elif kind == Kind.WORK and steps[-1:] != [[]]:
+                exchange, before_s = steps[-1].pop()
+                steps[-1].append((exchange, before_s + cpu_s))
+        assert len(steps) == 3
+        for step in steps:
+            assert [kind for kind, _ in step] == [GATHER, WAIT, GATHER, WAIT, *backward]
+            _, gathered, begins_to_gather, *_ = (cpu_s for _, cpu_s in step)
+            # If the block computed before the next gather begins, this would be a twentieth.
+            assert begins_to_gather > gathered / 4

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import cycle, pairwise
-from pathlib import Path
+from itertools import accumulate, cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,18 @@ import torch
 from torch.nn.functional import nll_loss
 
 from orchestrator.execution.run_result import certify
-from tests.unit.training import SMALL, train
+from tests.unit.plain_torch import PARTS, close, flat, gradient, loaded, set_weights, task_of
+from tests.unit.training import train
 from trainer.comm.memory import MemoryCommunicator
 from trainer.core.clock import Clock
 from trainer.data.certificate import part_digest
 from trainer.spec.registries import STRATEGIES
-from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import outer_step
 from trainer.strategies.fedopt import DEFAULT_LR, FedOpt, Server
 from trainer.strategies.gossip import Graph, neighbours
-from trainer.training.loader import Batch, BatchLoader
+from trainer.training.loader import BatchLoader
 from trainer.training.replica import Replica
 from trainer.training.session import Session
-from trainer.training.task import Task
 
 MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "lr": 0.02}
 # Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
@@ -57,25 +55,8 @@ def nodes(name: str, workers: int) -> int:
     return workers + STRATEGIES.load(name).servers
 
 
-def close(left: Any, right: Any) -> None:
-    np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
-
-
 def differ(left: np.ndarray, right: np.ndarray) -> None:
     assert np.abs(left - right).max() > 1e-4
-
-
-def task_of(strategy: str, ranks: int, **fields: Any) -> Task:
-    run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
-    return Task(RunSpec.model_validate(run), Path())
-
-
-def flat(tensors: Any) -> torch.Tensor:
-    return torch.cat([each.detach().flatten() for each in tensors])
-
-
-def gradient(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return flat(torch.autograd.grad(nll_loss(model(inputs), targets), [*model.parameters()]))
 
 
 # State, samples and bytes of ranks
@@ -293,33 +274,21 @@ def test_the_first_round_of_a_server_starts_from_its_defaults() -> None:
 EVERYONE = [[0, 1, 2]]
 SCHEDULE = [[0, 2], [1], [0, 1, 2], [2]]
 H = 5  # 7 steps per epoch: rounds begin in the middle of an epoch
-PARTS: dict[str, Any] = {"partitioner": "quantity", "epochs": 3}  # unequal
-
-
-def loaded(strategy: str, nodes: int = 3, **fields: Any) -> tuple[Task, list[list[Batch]]]:
-    """The task of a run in which all nodes take part, and the batches of each."""
-    task = task_of(strategy, nodes, **{**PARTS, **fields})
-    loaders = [BatchLoader(task.data.train, task.spec, task.rngs, node, nodes) for node in range(nodes)]
-    epochs = range(1, task.spec.epochs + 1)
-    return task, [[batch for e in epochs for batch, _ in each.synchronous_batches(e)] for each in loaders]
-
-
-def set_weights(model: torch.nn.Module, weights: torch.Tensor) -> None:
-    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
 
 
 def reference(
-    schedule: Sequence[Sequence[int]], steps_per_round: int, weighting: str, mu: float = 0.0
+    schedule: Sequence[Sequence[int]], steps_per_round: Sequence[int], weighting: str, mu: float = 0.0
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """Local SGD in plain torch, with the proximal term of FedProx.
+    """Local SGD in plain torch, with the proximal term of FedProx. steps_per_round: of each, and more.
 
     Returns the weights, and the samples of each node and epoch.
     """
     task, batches = loaded("local_sgd")
     model, steps = task.build_model(0), len(batches[0])
     counts = [[0] * task.spec.epochs for _ in range(3)]
-    start, length = flat(model.parameters()), steps_per_round
-    for number, first in enumerate(range(0, steps, length)):
+    start = flat(model.parameters())
+    firsts = (each for each in accumulate(steps_per_round, initial=0) if each < steps)
+    for number, (first, length) in enumerate(zip(firsts, steps_per_round, strict=False)):
         total, weights = torch.zeros_like(start), 0
         for node in schedule[number % len(schedule)]:
             set_weights(model, start)
@@ -358,9 +327,14 @@ DELAYED = {"name": "delayed_all_reduce"}
             {"model": "lenet", **PARTS},
         ),
         ({**DELAYED, "delay": 0}, {"name": "all_reduce"}, {**PARTS, **MOMENTUM}),
+        (
+            {"name": "local_sgd", "local_steps": [{"steps": 4}]},
+            {"name": "local_sgd", "local_steps": 4},
+            PARTS,
+        ),
     ],
 )
-def test_strategies_that_overlap_are_their_twins_where_nothing_overlaps(
+def test_strategies_are_their_twins_bit_for_bit(
     strategy: dict[str, Any], twin: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     found, expected = train(strategy, 3, **fields), train(twin, 3, **fields)
@@ -448,8 +422,8 @@ def test_rounds_equal_reference(
     taking_part = {} if schedule is EVERYONE else {"participation": {"schedule": schedule}}
     rounds = {} if strategy["name"] == "one_shot" else {"local_steps": H}  # else the run is one round
     training = train({**strategy, **rounds, "weighting": weighting, **taking_part}, 3, **PARTS)
-    length = rounds.get("local_steps", 100)
-    weights, counts = reference(schedule, length, weighting, strategy.get("mu", 0.0))
+    lengths = [rounds.get("local_steps", 100)] * 100
+    weights, counts = reference(schedule, lengths, weighting, strategy.get("mu", 0.0))
     close(training.weights, weights)
     assert training.same_weights
 
@@ -463,6 +437,15 @@ def test_rounds_equal_reference(
     assert [split.coverage for split in certificate.splits] == [
         sum(each[epoch] for each in counts) / 120 for epoch in range(3)
     ]
+
+
+def test_local_steps_can_follow_a_schedule() -> None:
+    """Of 7 steps per epoch: an entry begins with the steps of the round in progress, 1 and then 3."""
+    stages = [{"steps": 3, "until": 1}, {"steps": 5, "until": 2}, {"steps": 1}]
+    lengths = [3, 3, 5, 4, *([1] * 100)]
+    found = train({"name": "local_sgd", "local_steps": stages}, 3, **PARTS)
+    assert found.results[0].steps == 3 * 7
+    close(found.weights, reference(EVERYONE, lengths, "size")[0])
 
 
 def test_the_certificate_counts_rounds() -> None:

@@ -27,6 +27,11 @@ def gossip(graph: str, participation: Any = None) -> dict[str, Any]:
     return {"name": "gossip", "graph": graph, "participation": participation}
 
 
+def stages(entries: list[tuple[int, int | None]]) -> dict[str, Any]:
+    schedule = [{"steps": steps, "until": until} for steps, until in entries]
+    return {"name": "local_sgd", "local_steps": schedule}
+
+
 # Strategy, number of ranks, and why they are refused; empty if they are not. How ranks divide models is in
 # test_partition_errors.py.
 ACCEPTED: list[tuple[Any, int, str]] = [
@@ -45,6 +50,12 @@ ACCEPTED: list[tuple[Any, int, str]] = [
     ({"name": "diloco", "compression": "int4"}, 4, ""),
     ({"name": "diloco", "aggregation": "median"}, 4, ""),
     ({"name": "diloco", "compression": "int4", "aggregation": "median"}, 4, "aggregation: mean"),
+    (stages([(1, 3), (4, None)]), 4, ""),
+    (stages([]), 4, "none in the last entry"),
+    (stages([(1, 3)]), 4, "none in the last entry"),
+    (stages([(1, 3), (4, 3), (8, None)]), 4, "ascending epochs"),
+    (stages([(1, None), (4, None)]), 4, "ascending epochs"),
+    ({**stages([(1, None)]), "participation": HALF}, 4, "allowed: one H"),
 ]
 
 
@@ -67,9 +78,10 @@ def test_equality_bytes_and_checkpoints_are_claimed_with_the_plain_mean_alone() 
 def test_whether_an_update_uses_the_samples_of_all_ranks() -> None:
     in_steps = ("local_sgd", "diloco", "fedopt", "fedprox")
     gossips = {"name": "gossip", "graph": "complete", "order": "step_then_mix"}
-    whole = ["all_reduce", gossips, *({"name": name, "local_steps": 1} for name in in_steps)]
+    both = [{"name": "local_sgd", "local_steps": [{"steps": 1, "until": 2}, {"steps": n}]} for n in (1, 2)]
+    whole = ["all_reduce", gossips, both[0], *({"name": name, "local_steps": 1} for name in in_steps)]
     others = ["one_shot", "async_parameter_server", "hogwild", {"name": "local_sgd", "local_steps": None}]
-    others += [{"name": name, "local_steps": 2} for name in in_steps]
+    others += [both[1], *({"name": name, "local_steps": 2} for name in in_steps)]
     others += [{**gossips, "order": "mix_then_step"}, {**gossips, "graph": "ring"}]
     assert [form for form in [*whole, *others] if parsed(form).updates_use_global_batch] == whole
 

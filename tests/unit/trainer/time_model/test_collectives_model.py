@@ -53,6 +53,8 @@ FORMULAS: list[tuple[str, str, tuple[int, ...], Callable[[int, float], float]]] 
     ("all_gather", "recursive_doubling", (3, 5, 7), lambda p, n: (p - 1) * (A + n / B)),
     ("reduce_scatter", "ring", SIZES, lambda p, n: (p - 1) * (A + n / p / B)),
     ("reduce_scatter", "all_reduce", SIZES, lambda p, n: 2 * (p - 1) * (A + n / p / B)),
+    ("reduce_scatter", "pairwise", SIZES, lambda p, n: (p - 1) * (A + n / p / B)),
+    ("reduce_scatter", "direct", SIZES, lambda p, n: (p > 1) * A + (p - 1) * n / p / B),
     ("all_to_all", "pairwise", SIZES, lambda p, n: (p - 1) * (A + n / p / B)),
     ("all_to_all", "direct", SIZES, lambda p, n: (p > 1) * A + (p - 1) * n / p / B),
     ("gather", "linear", (2, 3, 4), lambda p, n: A + (p - 1) * n / B),
@@ -158,8 +160,8 @@ def test_algorithms_of_a_transport_are_those_of_its_library() -> None:
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier")
     for transport, algorithms in {
         "gloo": ["segmented_ring", ring, "all_reduce", "direct", "binomial", "dissemination"],
-        "mpi": [doubling, ring, ring, "pairwise", "binomial", "dissemination"],
-        "rpc": ["direct", "direct", ring, "direct", "linear", "direct"],
+        "mpi": [doubling, ring, "pairwise", "pairwise", "binomial", "dissemination"],
+        "rpc": ["direct", "direct", "direct", "direct", "linear", "direct"],
     }.items():
         assert [network(transport).algorithm(kind, 4, 0) for kind in kinds] == algorithms
 

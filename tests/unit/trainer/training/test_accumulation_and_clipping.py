@@ -28,6 +28,7 @@ RUN: dict[str, Any] = {**ON_TOKENS, "dataset": DATA, "batch_size": 13, "epochs":
 # Capacity and balance of experts would be those of a micro-batch.
 EXPERTS: dict[str, Any] = {**fields_for("expert_parallel")["model"], "capacity_factor": None, "balance": 0}
 NODES = {"serial": 1, "hybrid": 4}
+SHARDED = ("zero1", "zero2", "zero3")
 SEQUENCE = {"name": "tensor_parallel", "sequence_parallel": True}
 
 
@@ -36,7 +37,7 @@ def run_of(strategy: Any, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["serial", "zero2", "tensor_parallel", "expert_parallel"])
+@pytest.mark.parametrize("name", ["serial", *SHARDED, "tensor_parallel", "expert_parallel"])
 def test_micro_batches_give_the_steps_and_losses_of_their_batch(name: str) -> None:
     nodes = NODES.get(name, 3)
     whole, split = (train(name, nodes, **run_of(name, accumulate=k)) for k in (1, 3))
@@ -50,7 +51,7 @@ def test_micro_batches_give_the_steps_and_losses_of_their_batch(name: str) -> No
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "strategy",
-    ["zero2", "pipeline", "hybrid", SEQUENCE, "context_parallel", "expert_parallel"],
+    [*SHARDED, "pipeline", "hybrid", SEQUENCE, "context_parallel", "expert_parallel"],
     ids=lambda strategy: strategy if isinstance(strategy, str) else "sequence_parallel",
 )
 def test_the_norm_is_that_of_the_whole_gradient(strategy: Any) -> None:

@@ -70,7 +70,7 @@ def test_sync_batch_norm_trains_as_one_node_with_the_global_batch() -> None:
         optimizer.step()
     flat = [parameter.detach().reshape(-1) for parameter in model.parameters()]
     expected = torch.cat([*flat, statistics(model)]).numpy()
-    for name in ("all_reduce", "zero2"):
+    for name in ("all_reduce", "zero1", "zero2", "zero3"):
         training = train(name, 3, **{**NARROW, "model": SYNCHRONISED, "lr": 0.05})
         assert training.same_weights
         np.testing.assert_allclose(training.weights, expected, rtol=0, atol=1e-10)
@@ -84,5 +84,5 @@ def test_sync_batch_norm_requires_a_synchronous_strategy_or_one_rank() -> None:
         (error,) = caught.value.errors()
         assert error["type"] == "model"
         in_steps = {"all_gather", "all_reduce", "delayed_all_reduce", "reduce_broadcast"}
-        sharded = {"ddp", "fsdp", "zero1", "zero2"}
+        sharded = {"ddp", "fsdp", "zero1", "zero2", "zero3"}
         assert {*error["ctx"]["allowed"].split(", ")} == in_steps | sharded

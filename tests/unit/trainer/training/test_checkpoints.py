@@ -181,7 +181,7 @@ def refusal(**fields: Any) -> str:
 def test_checkpoint_intervals_follow_the_strategy() -> None:
     kinds = {name: STRATEGIES.load(name).checkpoint_intervals for name in STRATEGIES.entries}
     able = {name for name, intervals in kinds.items() if intervals}
-    for name in ("one_shot", "gossip", "local_sgd", "ddp"):
+    for name in ("one_shot", "hogwild", "local_sgd", "ddp"):
         for interval in ("epochs", "steps"):
             found = refusal(strategy=name, **{f"checkpoint_{interval}": 2})
             assert found.startswith(f"checkpoint_{interval}: ") is (interval not in kinds[name])

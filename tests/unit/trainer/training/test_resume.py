@@ -69,6 +69,30 @@ COSINE: dict[str, Any] = {**MOMENTUM, "lr_schedule": {"name": "cosine", "warm_up
 LOCAL: dict[str, Any] = {"name": "local_sgd", "local_steps": 4}
 # All ranks take part in the last round: a rank without steps since it resumed holds no gradient.
 PARTLY = {**LOCAL, "participation": {"schedule": [[0, 2], [1], [0, 1, 2]]}}
+# Steps of 10 per epoch on the longest part, checkpoints after steps 7, 14, 21 and 28: in each, exchanges
+# of strategies that overlap are in flight.
+WITH_STATE: list[dict[str, Any]] = [
+    {"name": "delayed_all_reduce", "delay": 3},
+    {"name": "streaming_diloco", "local_steps": 7, "overlap": 3, "weighting": "size"},
+    {"name": "diloco", "local_steps": 4},
+    {"name": "fedopt", "local_steps": 4},
+    {"name": "fedprox", "local_steps": 4},
+    {"name": "gossip"},
+    {"name": "hierarchical_sgd", "local_steps": 2, "group_size": 3},
+    {"name": "elastic_averaging", "local_steps": 4},
+    {"name": "noloco", "local_steps": 4},
+    {"name": "scaffold", "local_steps": 4},
+    {"name": "fednova", "local_steps": 4},
+    {"name": "push_sum", "graph": "random", "overlap": 2},
+    {"name": "sparta", "delay": 2},
+]
+IN_FLIGHT: dict[str, Any] = {**MOMENTUM, "batch_size": 5, "checkpoint_steps": 7}
+
+
+def of_optimizer(strategy: str) -> dict[str, Any]:
+    return {"optimizer": "sgd"} if strategy == "scaffold" else {}
+
+
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
 INDUCTION = {"name": "induction", "length": 11, "tokens": 15, "samples": 60, "test_samples": 20}
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "epochs": 2}
@@ -85,6 +109,10 @@ MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
         pytest.param("all_reduce", 3, SCHEDULE, id="schedule"),
         pytest.param("all_reduce", 2, COSINE, id="schedule of steps"),
         pytest.param(LOCAL, 2, {**MOMENTUM, "batch_size": 10, **BY_STEPS}, id="in a round"),
+        *(
+            pytest.param(each, 3, {**IN_FLIGHT, **of_optimizer(each["name"])}, id=each["name"])
+            for each in WITH_STATE
+        ),
         pytest.param("one_shot", 2, {**MOMENTUM, **BY_EPOCHS}, id="own weights"),
         pytest.param(PARTLY, 3, {"batch_size": 5, **BY_STEPS}, id="participation"),
         pytest.param({"name": "tensor_parallel"}, 2, {**TOKENS, **BY_STEPS}, id="tensor"),

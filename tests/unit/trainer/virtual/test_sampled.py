@@ -16,7 +16,10 @@ from pydantic import ValidationError
 from tests.support.virtual_training import train_virtually
 from tests.unit.conftest import FakeTime
 from tests.unit.training import SMALL
+from trainer.core.clock import Clock
+from trainer.core.trace import Kind
 from trainer.spec.run_spec import RunSpec
+from trainer.training.replica import Replica
 from trainer.training.task import Task
 from trainer.virtual import sample
 from trainer.virtual.clock import StepCosts, VirtualClock
@@ -52,6 +55,33 @@ def test_the_cost_of_work_is_the_median_of_its_cpu_times_without_the_first(
     now, took = FakeTime(), iter([0.0, 4.0, 1.0, 3.0, 2.0, 50.0])
     monkeypatch.setattr(time, "thread_time", now)
     assert sample._measured(lambda: now.pass_(next(took))) == 3.0
+
+
+def test_a_rank_pays_for_the_passes_up_to_each_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first bucket starts after the share of its last gradient; another one after the passes."""
+    wide = {"model": {"name": "mlp", "hidden": [600, 600]}, "dataset": {**SMALL["dataset"], "samples": 32}}
+    task = Task(spec_of(strategy="ddp", **wide), Path())
+    measured = sample.shares(task, Replica(task.build_model(0), task, Clock()))
+    assert [*measured.values()] == sorted(measured.values())
+    assert 0 <= min(measured.values()) < max(measured.values()) < 1
+    last = max(at for at, moment in enumerate(measured) if moment.event == "gradient")  # type: ignore[attr-defined]
+    given = {moment: 0.75 if at == last else 0.5 for at, moment in enumerate(measured)}
+    monkeypatch.setattr(sample, "shares", lambda *_: given)
+    options = SAMPLED.model_copy(update={"seconds_per_sample": 1 / 8})
+    (trace, _) = train_virtually(spec_of(strategy="ddp", trace="full", **wide), options).traces
+    kinds = trace.records["kind"].tolist()
+    second = kinds.index(Kind.STEP) + 1
+    step = [(kind, cpu_s) for kind, cpu_s in zip(kinds, trace.records["cpu_s"].tolist(), strict=True)][
+        second:
+    ]
+    worked = [cpu_s for kind, cpu_s in step if kind == Kind.WORK]
+    assert [kind for kind, _ in step][:4] == [
+        Kind.WORK,
+        Kind.START_ALL_REDUCE,
+        Kind.WORK,
+        Kind.START_ALL_REDUCE,
+    ]
+    assert worked == pytest.approx([0.5, 0.25, 0.25])
 
 
 def test_a_replica_without_values_holds_what_it_has_computed() -> None:

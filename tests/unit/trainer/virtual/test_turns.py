@@ -43,7 +43,7 @@ def errors_in_turns(body: Body, nodes: int = 2, options: VirtualOptions = MEASUR
             errors[comm.rank] = str(error)
             comm.abort()
 
-    in_turns(caught, spec_of(nodes), options)
+    in_turns(caught, spec_of(nodes), StepCosts.given(options))
     return errors
 
 

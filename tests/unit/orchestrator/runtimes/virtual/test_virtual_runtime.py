@@ -15,6 +15,7 @@ from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from tests.unit.report_support import a_run
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.local_sgd import LocalSGD
 from trainer.virtual.options import VirtualOptions
 
 
@@ -46,6 +47,7 @@ def test_one_process_has_all_ranks_over_any_transport(tmp_path: Path) -> None:
 
 SLOW = {"latency_ms": 5, "bandwidth_mbit": 100}
 SAMPLED = {"compute": "sampled"}
+HALVED = {"name": "ddp", "compression": "fp16"}
 PARAMETER_SERVER = {"strategy": "async_parameter_server"}
 
 
@@ -53,9 +55,12 @@ PARAMETER_SERVER = {"strategy": "async_parameter_server"}
     ("options", "fields", "reason"),
     [
         ({}, {}, "None"),
-        ({}, {"strategy": "fsdp"}, "strategy fsdp cannot run on virtual nodes; strategy all_reduce can"),
-        ({"seconds_per_sample": 0.1}, {"strategy": "ddp"}, "cost of a whole step, and ddp exchanges"),
-        ({"compute": "sampled"}, {"strategy": "zero1"}, "zero1 exchanges within it"),
+        ({}, {"strategy": "fsdp"}, "None"),
+        (SAMPLED, {"strategy": "fsdp"}, "None"),
+        ({"seconds_per_sample": 0.1}, {"strategy": HALVED}, "cost of a whole step, and ddp exchanges"),
+        ({"seconds_per_sample": 0.1}, {"strategy": "ddp"}, "None"),
+        (SAMPLED, {"strategy": HALVED}, "ddp exchanges within it"),
+        (SAMPLED, {"strategy": "zero1"}, "None"),
         ({}, {"strategy": "rpc_split"}, "strategy rpc_split .*; strategy pipeline can"),
         ({}, {"strategy": "fault_injection"}, "strategy fault_injection cannot run on virtual nodes$"),
         ({}, {"threads": 2}, r"threads is 2, .*allowed: 1"),
@@ -80,7 +85,7 @@ PARAMETER_SERVER = {"strategy": "async_parameter_server"}
         (SAMPLED, {"model": {"name": "wide_resnet", "norm": "sync_batch"}}, "layers of wide_resnet .*full"),
         (SAMPLED, {"strategy": {"name": "local_sgd", "aggregation": "median"}}, "aggregation combines"),
         (SAMPLED, {"target_accuracy": 0.9}, r"target_accuracy is 0\.9; leave it out"),
-        (SAMPLED, {"strategy": "zero2"}, "zero2 takes a part of it; allowed: full"),
+        (SAMPLED, {"strategy": "zero2"}, "None"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_refused_with_what_to_change(
@@ -90,6 +95,12 @@ def test_what_cannot_be_simulated_is_refused_with_what_to_change(
     assert re.search(reason, str(configured(**options).unsupported_reason(run(**fields))))
     if options == SAMPLED:
         assert VirtualRuntime().unsupported_reason(run(**fields)) is None
+
+
+def test_shards_of_the_state_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSGD, "shards_state", True)
+    reason = configured(**SAMPLED).unsupported_reason(run(strategy="local_sgd"))
+    assert "local_sgd divides it; allowed: full" in str(reason)
 
 
 def test_only_results_with_the_same_costs_are_reused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison
@@ -11,51 +10,31 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import filters_of
+from orchestrator.report.render.tree import Chip, Filter
 
 FILTERS = {"nodes": "Nodes", "transport": "Transport", "partitioner": "Partitioner", "status": "Status"}
 
 
-@dataclass(frozen=True)
-class Chip:
-    """A strategy over a transport, and its colour and the shape of its points in figures."""
-
-    series: str
-    colour: str
-    shape: str
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A selection of one value. values: each with its label."""
-
-    name: str
-    title: str
-    values: list[tuple[str, str]]
-
-
 def chips(groups: Sequence[Group]) -> list[Chip]:
     """One per strategy and transport, in the order of the sweep."""
-    style = Style(groups)
-    found: dict[str, Chip] = {}
+    style, found = Style(groups), dict[str, Chip]()
     for group in one_per_split([group for group in groups if group.first.trains]):
-        series, look = group.first.series, style.look(group)
-        found.setdefault(series, Chip(series, look.colour, look.shape))
+        look = style.look(group)
+        found.setdefault(group.first.series, Chip(group.first.series, look.colour, look.shape))
     return list(found.values())
 
 
 def filters(comparison: Comparison) -> list[Filter]:
     """Those with several values."""
     lines = [filters_of([row]) for row in comparison.rows]
+    lines += [
+        {"status": "unusable" if key in comparison.unusable else "pending"} for key in comparison.pending
+    ]
     found = []
     for name, title in FILTERS.items():
-        values = {line[name]: None for line in lines if name in line}
-        if name == "status" and comparison.pending:
-            pending = [
-                "unusable" if key in comparison.unusable else "pending" for key in comparison.pending
-            ]
-            values.update(dict.fromkeys(pending))
+        values = list(dict.fromkeys(line[name] for line in lines if name in line))
         if len(values) > 1:
-            ordered = sorted(values, key=_size) if name == "nodes" else list(values)
+            ordered = sorted(values, key=_size) if name == "nodes" else values
             found.append(Filter(name, title, [(value, STATES.get(value, value)) for value in ordered]))
     return found
 

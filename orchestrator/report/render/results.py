@@ -1,0 +1,110 @@
+"""The sections with the tables of configurations, by workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from orchestrator.report.findings.decide import Claims
+from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.metrics.fairness import stated_conditions
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group
+from orchestrator.report.quantities.containers import containers
+from orchestrator.report.quantities.model_partition import is_partitioned
+from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.line_columns import FAULTS
+from orchestrator.report.render.tables import Column, table_of, table_of_groups
+from orchestrator.report.render.tree import Block, Cell, Fold, Heading, Section, texts
+from orchestrator.report.render.workloads import workload_names
+from orchestrator.report.topics.faults import fault_costs
+
+ABOUT = yaml.safe_load((Path(__file__).parent / "about.yml").read_text(encoding="utf-8"))
+
+
+class _Chapter(NamedTuple):
+    """The configurations of a workload. before: columns that come first in every table."""
+
+    label: str
+    conditions: str
+    groups: Sequence[Group]
+    before: Sequence[Column[Group]] = ()
+
+    def table(self, title: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Block:
+        return table_of_groups(f"{title}, {self.label}", [*self.before, *columns], groups)
+
+
+# Other tables: their section and its title, a key of ORDER, the title of the fold, and whether a group
+# that is ok has a line among these.
+_OTHERS: tuple[tuple[str, str, str, str, Callable[[Group, Sequence[Group]], bool]], ...] = (
+    (
+        "model-partitioning",
+        "Model and memory per rank",
+        "memory",
+        "The memory of each configuration",
+        lambda group, ok: is_partitioned(ok),
+    ),
+    (
+        "certificates",
+        "Certificates",
+        "certificates",
+        "The certificate of each configuration",
+        lambda group, ok: any(row.node_samples for row in group.ok_rows),
+    ),
+    (
+        "containers",
+        "Containers",
+        "containers",
+        "The containers of each configuration",
+        lambda group, ok: any(map(containers, group.ok_rows)),
+    ),
+)
+
+
+def result_sections(comparison: Comparison, claims: Claims) -> Iterator[Section]:
+    """The results, and what there is beside them."""
+    chapters = _chapters(comparison)
+    columns = columns_of_groups("groups", speedup_intervals(comparison, claims))
+    blocks = [*texts(comparison.record.description, kind="description"), *texts(ABOUT["results"])]
+    for each in chapters:
+        table = each.table("Results", columns, each.groups)
+        blocks += [Heading(each.label), *texts(each.conditions, marked=True), table]
+    yield Section("results", "Results", blocks, listed=True)
+    if costs := fault_costs(comparison):
+        title = "What faults cost"
+        table = table_of(
+            title,
+            FAULTS,
+            costs,
+            lambda cost: cost.group.rows,
+            lambda cost: "failed" if cost.missing else "",
+        )
+        yield Section("faults", title, [*texts(ABOUT["faults"]), table])
+    for id_, title, key, summary, has_line in _OTHERS:
+        blocks = []
+        for each in chapters:
+            ok = [group for group in each.groups if group.ok]
+            if shown := [group for group in ok if has_line(group, ok)]:
+                blocks += [Heading(each.label), each.table(title, columns_of_groups(key), shown)]
+        if blocks:
+            opened = len(chapters) == 1 and id_ != "certificates"
+            yield Section(id_, title, [*texts(ABOUT[id_]), Fold(summary, blocks, opened, "table")])
+
+
+def _chapters(comparison: Comparison) -> list[_Chapter]:
+    """One for each workload; one for all if each has a single configuration."""
+    parts = [(workload, comparison.groups_in(workload)) for workload in comparison.workloads]
+    if len(parts) > 1 and all(len(groups) == 1 for _, groups in parts):
+        names = workload_names(comparison.workloads)
+        column = Column[Group](
+            "workload", "Workload", lambda group: Cell(names.of(group.workload)), number=False
+        )
+        together = [group for _, groups in parts for group in groups]
+        return [_Chapter(names.shared or "all workloads", "", together, [column])]
+    return [
+        _Chapter(workload.label, stated_conditions(comparison.view(workload)), groups)
+        for workload, groups in parts
+    ]
