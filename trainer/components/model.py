@@ -22,6 +22,7 @@ from trainer.components.written import LARGE, WRITTEN, Together, written_on
 from trainer.core.failure import Failure
 from trainer.core.user_code import TORCHVISION, ImportFailure
 from trainer.models.base import Model, Name
+from trainer.optimizers.muon import hidden_matrices
 
 if TYPE_CHECKING:
     import torch
@@ -278,6 +279,7 @@ class ModelKind(Kind[Model]):
             "draws": draws,
             "weights": sum(each.numel() for each in trained.values()),
             "scalar": next((name for name, each in trained.items() if not each.dim()), None),
+            "hidden_matrices": bool(hidden_matrices(whole)),
             "types": {_type_of(each): name for name, each in reversed(trained.items())},
             "unused": [name for name, each in trained.items() if id(each) not in reached],
             "statistics": [

@@ -19,7 +19,7 @@ from trainer.core.user_code import ImportFailure
 from trainer.optimizers.base import Equal, Optimizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer as TorchOptimizer
 
 SHAPES = ((4, 3, 5, 5), (4,), (6, 100), (6,))  # of weights
@@ -335,3 +335,6 @@ class ImportedOptimizer(Imported, Optimizer):
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         return self.own.build(parameters, lr)  # type: ignore[no-any-return]
+
+    def of_model(self, model: nn.Module, lr: float) -> TorchOptimizer:
+        return self.own.of_model(model, lr)  # type: ignore[no-any-return]

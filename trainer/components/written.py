@@ -296,7 +296,7 @@ def _plain(spec: RunSpec, data: Data, moved: bool = False) -> State:
     if moved:
         _move(copies)
     before, constant = _changing(spec, modules[0]), _constant(spec, modules[0])
-    optimizer = spec.optimizer.build(copies[0], spec.lr)
+    optimizer = spec.optimizer.of_model(modules[0], spec.lr)
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda epoch: learning_rate(spec, epoch + 1) / spec.lr
     )
@@ -451,7 +451,7 @@ def _statistics(spec: RunSpec, module: nn.Module) -> set[int]:
 # The law, for each kind that is a part of a training.
 
 WRITTEN = "a run takes the steps of plain torch"
-MODEL: Form = {"name": "mlp", "hidden": [8]}
+MODEL: Form = {"name": "mlp", "hidden": [8, 8]}
 OPTIMIZER: Form = {"name": "momentum"}
 # For targets that are classes, of samples or of tokens, and for numbers.
 OF_CLASSES: Form = {"name": "cross_entropy", "label_smoothing": 0.0}

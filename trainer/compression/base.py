@@ -97,6 +97,43 @@ class ErrorFeedback(Compressor):
         gradient.copy_(self._decoded_sum(messages).div_(self.comm.size))
         self.residual = self.residual if lr else earlier
 
+    def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
+        """About Σ wᵢ vᵢ / Σ wᵢ over all ranks i, see `message`."""
+        messages = self.comm.all_gather(self.message(values, weight))
+        return self.mean_of(messages, len(values) - len(self.residual))
+
+    def message(self, values: Tensor, weight: float) -> Tensor:
+        """What a rank sends of its `values` v for a mean in which it has the `weight` w ≥ 0.
+
+        Args:
+            values: n values that are compressed, then any that are sent as they are.
+            weight: a rank of weight 0 keeps its residual for its next message.
+        """
+        import torch
+
+        with self.comm.clock.phase("compute"):
+            changes, others = values.tensor_split([len(self.residual)])
+            wanted = self.residual + changes
+            encoded = self.encode(wanted)
+            if weight:
+                self.residual = wanted - self._decoded_sum([encoded])
+            return torch.cat([encoded, others, values.new_tensor([weight])])
+
+    def mean_of(self, messages: Tensor, others: int = 0) -> Tensor:
+        """The mean of the values in the ranks' messages, the same bits on every rank; 0 if no rank counts.
+
+        others: how many values are sent as they are.
+        """
+        import torch
+
+        with self.comm.clock.phase("compute"):
+            total = self.residual.new_zeros(len(self.residual) + others)
+            weights = messages[:, -1]
+            for weight, own in zip(weights, messages, strict=True):
+                encoded, plain = own[:-1].tensor_split([len(own) - 1 - others])
+                total += weight * torch.cat([self._decoded_sum([encoded]), plain])
+            return total / weights.sum().clamp(min=1e-30)
+
     def _decoded_sum(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
         """The sum of the decoded messages: float32 of shape (n,)."""
         total = self.residual.new_zeros(self.residual.shape)

@@ -154,6 +154,11 @@ class Model(Component):
         return None
 
     @property
+    def hidden_matrices(self) -> bool:
+        """Whether weights of two dimensions are in other layers than embeddings, the first and the last."""
+        return True
+
+    @property
     def types(self) -> Annotated[Mapping[Name, Name], Field(max_length=100)]:
         """A trained parameter of each type that there is, by the type, such as float64."""
         return {"float32": ""}

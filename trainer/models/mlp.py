@@ -28,6 +28,10 @@ class Mlp(Model):
         return ["flatten", *hidden, "output", "log_softmax"]
 
     @property
+    def hidden_matrices(self) -> bool:
+        return len(self.hidden) > 1
+
+    @property
     def tensor_parallel_pairs(self) -> list[ParallelPair]:
         layers = [name for name in self.names if name.startswith("fc")] + ["output"]
         pairs = zip(layers[::2], layers[1::2], self.hidden[::2], strict=False)

@@ -47,6 +47,10 @@ class WideResNet(Model):
         return self.norm in ("batch", "sync_batch")
 
     @property
+    def hidden_matrices(self) -> bool:
+        return False
+
+    @property
     def names(self) -> list[str]:
         blocks = [f"block{number}" for number in range(1, GROUPS * self.blocks_per_group + 1)]
         return ["stem", *blocks, "norm", "relu", "pool", "flatten", "fc", "log_softmax"]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from trainer.core.registry import Component
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer as TorchOptimizer
+
+    from trainer.models.base import Model
 
 Equal = Literal["sgd", "momentum", "adam", "adamw"]
 
@@ -27,3 +29,14 @@ class Optimizer(Component):
     @abstractmethod
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         """A torch optimizer over `parameters`."""
+
+    def of_model(self, model: nn.Module, lr: float) -> TorchOptimizer:
+        """A torch optimizer over all parameters of a model, or of a rank's part of one."""
+        from torch import zeros
+
+        # torch's optimizers reject an empty list, as in a model partition without weights.
+        return self.build([*model.parameters()] or [zeros(0)], lr)
+
+    def validation_error(self, model: Model) -> str | None:
+        """Return why it cannot train a model, as a predicate: "needs …, and {model} has none"; or None."""
+        return None

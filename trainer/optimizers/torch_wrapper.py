@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,3 +41,22 @@ class UpdateRuleOptimizer(torch.optim.Optimizer):
                     state.update(self._initial_state(theta), step=0)
                 state.update(step=state["step"] + 1, weight_decay=group.get("weight_decay", 0.0))
                 self._update(theta, theta.grad, group["lr"], state)
+
+
+class SeveralOptimizers(torch.optim.Optimizer):
+    """Steps each group of weights by the optimizer that has made it. State and groups are in one place."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = [(each, len(each.param_groups)) for each in optimizers]
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step along the gradients of the parameters."""
+        first = 0
+        for optimizer, groups in self._optimizers:
+            # A restored state has replaced them.
+            optimizer.param_groups = self.param_groups[first : first + groups]
+            optimizer.state = self.state
+            optimizer.step()
+            first += groups

@@ -129,14 +129,18 @@ def _tokens_error(run: RunFields) -> str | None:
     return f"its inputs are tokens; models of tokens: {allowed}"
 
 
+def _compresses(run: RunFields) -> bool:
+    compression = getattr(run.strategy, "compression", None)
+    return compression is not None and not isinstance(compression, NoneCompression)
+
+
 def _types_error(run: RunFields) -> str | None:
     """What computes with float32 alone."""
     other = next(((kind, name) for kind, name in run.model.types.items() if kind != "float32"), None)
     if other is None:
         return None
-    compressed = getattr(run.strategy, "compression", None)
     fields = {
-        "compression": compressed is not None and not isinstance(compressed, NoneCompression),
+        "compression": _compresses(run),
         "on_loss: continue": run.on_loss == "continue",
         "clip_norm": run.clip_norm is not None and other[0].startswith("complex"),
     }
@@ -311,6 +315,12 @@ def optimizer(run: RunFields) -> CheckError:
             "optimizer",
             f"{{optimizer}} {reason}; allowed: another strategy, such as all_reduce",
             {"optimizer": run.name_of("optimizer"), "strategy": run.name_of("strategy")},
+        )
+    if strategy.trains and (unfit := run.optimizer.validation_error(run.model)):
+        return PydanticCustomError(
+            "optimizer",
+            f"{{optimizer}} {unfit}; allowed: another optimizer, such as adamw, or another model",
+            {"optimizer": run.name_of("optimizer"), "model": run.name_of("model")},
         )
     if strategy.full_gradients or not run.optimizer.layerwise:
         return None
@@ -562,6 +572,8 @@ def on_loss(run: RunFields) -> CheckError:
         )
     else:
         reason = _obstacle_to_continue(run)
+    if reason is None and _compresses(run):
+        reason = f"{name} with a compression cannot continue without a node; allowed: stop"
     if reason is None:
         return None
     return PydanticCustomError("on_loss", "{wanted}: {reason}", {"wanted": run.on_loss, "reason": reason})
@@ -585,6 +597,8 @@ def _byzantine_problem(run: RunFields) -> str | None:
             other for other in STRATEGIES.entries if "aggregation" in STRATEGIES.load(other).model_fields
         ]
         return f"{name} has no aggregation to attack; allowed: null, or one of {', '.join(allowed)}"
+    if _compresses(run):
+        return f"{name} compresses what an attack would change; allowed: null, or compression: none"
     serving = {run.node_of(rank) for rank in range(run.strategy.servers)}
     if attacked := serving & {*nodes}:
         return f"nodes: node {min(attacked)} is the server of {name}; allowed: the other nodes"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.compression.base import Compression
 from trainer.core.strategy import ALL_TRANSPORTS, Interval, Strategy, Uneven, Weighting
-from trainer.strategies.diloco import outer_step
+from trainer.strategies.diloco import CODECS, built, outer_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,8 @@ class StreamingDiLoCo(Strategy):
     have neighbours. The last one has the buffers (BatchNorm statistics), which become their average. After
     the last inner step every fragment takes an outer step without mixing, with the average that is on its
     way if there is one, so the ranks end with the same weights. n_i: the samples of a rank since the
-    fragment's last average, or 1, see `weighting`.
+    fragment's last average, or 1, see `weighting`. compression: how the changes θ − θ_i of a fragment are
+    sent, as in `diloco`; `sign` has one scale for a fragment.
 
     Source: Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", Alg. 2, Sec. 2.2.
     """
@@ -57,6 +59,13 @@ class StreamingDiLoCo(Strategy):
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
     weighting: Weighting = "size"
     uneven: Uneven = "join"
+    compression: Annotated[Compression, CODECS] = Field(
+        "none", validate_default=True, description="how the changes of the weights are compressed"
+    )
+
+    @property
+    def not_checkpointed(self) -> str | None:
+        return self.compression.not_checkpointed
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if self.overlap * self.fragments >= self.local_steps:
@@ -69,6 +78,8 @@ class StreamingDiLoCo(Strategy):
         return None
 
     def train(self, session: Session) -> None:
+        from torch import Size
+
         from trainer.parallel.fragments import fragments
 
         replica = session.replica()
@@ -83,6 +94,8 @@ class StreamingDiLoCo(Strategy):
             n=[0 for _ in parts],
             sent_at=[0 for _ in parts],
         )
+        coders = [built(self.compression, session, [Size([part.parameters])]) for part in parts]
+        comm = session.comm
         means: list[Request | None] = [None for _ in parts]
         with session.restarting():
             for p, sent in enumerate(own.sent):
@@ -99,7 +112,7 @@ class StreamingDiLoCo(Strategy):
                 for p, part in enumerate(parts):
                     own.samples[p] += batch.samples
                     due = self.local_steps * (p + 1) // self.fragments
-                    mean: Tensor | None = None
+                    coder, mean = coders[p], None
                     if request := means[p]:
                         if ended or own.steps - own.sent_at[p] == self.overlap:
                             mean, means[p], own.sent[p] = request.wait(), None, None
@@ -107,13 +120,23 @@ class StreamingDiLoCo(Strategy):
                         theta_i = part.of(replica.weights())
                         n = own.samples[p] if self.weighting == "size" else 1
                         own.samples[p] = 0
+                        message = coder.message(own.theta[p] - theta_i, n) if coder else None
                         if self.overlap and not ended:
                             own.sent[p], own.n[p], own.sent_at[p] = theta_i, n, own.steps
-                            means[p] = session.comm.iweighted_mean(theta_i, n)
+                            means[p] = (
+                                comm.iweighted_mean(theta_i, n)
+                                if message is None
+                                else comm.iall_gather(message)
+                            )
+                        elif message is None:
+                            mean = comm.weighted_mean(theta_i, n)
                         else:
-                            mean = session.comm.weighted_mean(theta_i, n)
+                            mean = comm.all_gather(message)
                         if part is parts[-1]:
                             session.averaged()
+                    if mean is not None and coder:  # it is the ranks' messages
+                        theta = own.theta[p]
+                        mean = theta - coder.mean_of(mean, len(theta) - part.parameters)
                     if mean is not None:
                         with session.clock.phase("compute"):
                             mixing = 0.0 if ended else self.mixing

@@ -194,13 +194,17 @@ def profile_model(
 
 
 def optimizer_values(spec: RunSpec) -> int:
-    """How many values the run's optimizer keeps for each parameter."""
-    weight = nn.Parameter(torch.zeros(2, 3))
-    optimizer = spec.optimizer.build([weight], spec.lr)
-    weight.grad = torch.ones_like(weight)
+    """How many values the run's optimizer keeps for each parameter: the most, of matrices and vectors."""
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,))]
+    optimizer = spec.optimizer.build(weights, spec.lr)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
     optimizer.step()
-    states = (value for each in optimizer.state.values() for value in each.values())
-    return sum(isinstance(value, Tensor) and value.shape == weight.shape for value in states)
+    states = [(weight, optimizer.state[weight].values()) for weight in weights]
+    return max(
+        sum(isinstance(value, Tensor) and value.shape == weight.shape for value in values)
+        for weight, values in states
+    )
 
 
 def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:

@@ -91,9 +91,8 @@ class Replica:
         self._before: list[Tensor] = []  # their values, while a batch that does not count passes
         self._mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
         self._channels_last = task.spec.model.channels_last
-        # With frozen parameters: an optimizer may group all of them. torch's optimizers reject an empty
-        # list, as in a model partition without weights.
-        self._optimizer = task.spec.optimizer.build([*model.parameters()] or [torch.zeros(0)], task.spec.lr)
+        # With frozen parameters: an optimizer may group all of them.
+        self._optimizer = task.spec.optimizer.of_model(model, task.spec.lr)
         self._lr = self._built_lr = task.spec.lr
 
     @property

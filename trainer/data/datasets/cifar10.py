@@ -1,4 +1,4 @@
-"""CIFAR-10."""
+"""CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from trainer.data.datasets.normalise import normalise
 
 _Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
-_FOLDER = "cifar-10-batches-py"
-_TRAIN = tuple(f"{_FOLDER}/data_batch_{number}" for number in range(1, 6))
-_TEST = f"{_FOLDER}/test_batch"
-
 
 class Cifar10(ScaledDataset):
     """Photographs: 50,000 training and 10,000 test images, 3×32×32 (Krizhevsky 2009).
@@ -33,6 +29,10 @@ class Cifar10(ScaledDataset):
         "c58f30108f718f92721af3b95e74349a",
         ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
     )
+    train: ClassVar[tuple[str, ...]] = tuple(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6))
+    test: ClassVar[str] = "cifar-10-batches-py/test_batch"
+    labels: ClassVar[bytes] = b"labels"
+    classes: ClassVar[int] = 10
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -44,7 +44,7 @@ class Cifar10(ScaledDataset):
 
     @property
     def class_count(self) -> int:
-        return 10
+        return self.classes
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -55,32 +55,49 @@ class Cifar10(ScaledDataset):
 
     def load(self, data_dir: Path) -> Data:
         batches = self._batches(data_dir)
-        images = np.concatenate([batches[name][0] for name in _TRAIN])
-        labels = np.concatenate([batches[name][1] for name in _TRAIN])
-        test = batches[_TEST]
+        images = np.concatenate([batches[name][0] for name in self.train])
+        labels = np.concatenate([batches[name][1] for name in self.train])
+        test = batches[self.test]
         del batches  # the training images are in `images` now; float32 takes four times their memory
-        return normalise((images, labels), test, classes=10, scaling=self.scaling)
+        return normalise((images, labels), test, classes=self.classes, scaling=self.scaling)
 
     def _batches(self, data_dir: Path) -> dict[str, _Batch]:
         """All batches by name, read in one pass: seeking back would decompress the archive again."""
-        batches = {}
+        batches, wanted = dict[str, _Batch](), {*self.train, self.test}
         with self.archive.open_verified(data_dir) as file, tarfile.open(fileobj=file, mode="r|gz") as tar:
             for member in tar:
-                if member.name in {*_TRAIN, _TEST} and (batch := tar.extractfile(member)):
-                    batches[member.name] = _read_batch(batch)
-        if missing := {*_TRAIN, _TEST} - batches.keys():
+                if member.name in wanted and (batch := tar.extractfile(member)):
+                    batches[member.name] = _read_batch(batch, self.labels)
+        if missing := wanted - batches.keys():
             raise DataError(f"{data_dir / self.archive.path} lacks {', '.join(sorted(missing))}")
         return batches
 
 
-def _read_batch(file: IO[bytes]) -> _Batch:
+class Cifar100(Cifar10):
+    """Photographs of 100 classes: 50,000 training and 10,000 test images, 3×32×32 (Krizhevsky 2009).
+
+    The classes are the fine ones, not their 20 superclasses. Source: see `cifar10`.
+    """
+
+    archive: ClassVar[Archive] = Archive(
+        "cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",),
+    )
+    train: ClassVar[tuple[str, ...]] = ("cifar-100-python/train",)
+    test: ClassVar[str] = "cifar-100-python/test"
+    labels: ClassVar[bytes] = b"fine_labels"
+    classes: ClassVar[int] = 100
+
+
+def _read_batch(file: IO[bytes], labels: bytes) -> _Batch:
     """Images, shape (samples, 3, 32, 32), and labels, shape (samples,), of one pickled batch.
 
     A batch is a dictionary that Python 2 pickled, so its strings are bytes. Each row of its data is
     1024 red, 1024 green and 1024 blue values. Source: www.cs.toronto.edu/~kriz/cifar.html.
     """
     batch = _ArrayUnpickler(file, encoding="bytes").load()
-    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64)
+    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[labels], np.int64)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -32,7 +32,7 @@ def stated_bytes(name: str, ranks: int) -> float:
     """The bytes that one of the ranks sends per step, by the formula that the documentation shows."""
     headline = (COMPRESSIONS.load(name).__doc__ or "").splitlines()[0]
     formula = headline.split(": ")[1].split(" bytes")[0]
-    formula = re.sub("⌈(.+)/(.+)⌉", r"(-(-\1//\2))", formula).replace("−", "-").replace("·", "*")
+    formula = re.sub("⌈([^⌉]+)/([^⌉]+)⌉", r"(-(-\1//\2))", formula).replace("−", "-").replace("·", "*")
     factors = " ".join(re.findall(r"\d+|[A-Za-z]+|//|\S", formula))
     stated: float = eval(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", factors), {"P": ranks, **QUANTITIES})
     return stated

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Size, Tensor
 
 from tests.unit.threads import together
@@ -18,6 +20,7 @@ from trainer.compression.power_sgd import PowerSgd
 from trainer.compression.sign import Sign
 from trainer.compression.top_k import TopK
 from trainer.core.rng import RngFactory
+from trainer.spec.registries import COMPRESSIONS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.lr_schedule import learning_rate
 
@@ -173,3 +176,108 @@ def test_nan_gradients_do_not_raise() -> None:
     for compression in (Fp16(), TopK(), Sign(), PowerSgd(rank=1)):
         (mean,) = means_of(compression, [gradients], [Size([20, 30])])
         assert mean.isnan().any()
+
+
+# Integers, and weighted means of changes.
+
+
+def in_integers(values: np.ndarray, largest: int) -> np.ndarray:
+    """The nearest multiples of the scale of each block of 256, in float64."""
+    decoded = np.zeros_like(values)
+    for start in range(0, len(values), 256):
+        block = values[start : start + 256]
+        if scale := np.abs(block).max() / largest:
+            decoded[start : start + 256] = np.rint(block / scale) * scale
+    return decoded
+
+
+@pytest.mark.parametrize(("name", "largest"), [("int8", 127), ("int4", 7), ("top_k", 0)])
+def test_weighted_means_follow_their_formula_with_what_was_left_out(name: str, largest: int) -> None:
+    """A rank of weight 0 keeps what it has left out, and does not count."""
+    n, weights = 601, [(3, 1), (0, 2), (5, 5), (0, 0), (1, 4)]
+    changes = [[normal(n, seed=10 * step + rank) for rank in range(2)] for step in range(len(weights))]
+    compression = COMPRESSIONS.parse({"name": name, **({} if largest else {"ratio": 0.1})})
+
+    def body(comm: MemoryCommunicator) -> list[Tensor]:
+        compressor: Any = compression.build(comm, [Size([n])], RngFactory(0))
+        own = zip(changes, weights, strict=True)
+        return [compressor.weighted_mean(each[comm.rank], w[comm.rank]) for each, w in own]
+
+    first, second = together(2, body)
+    residuals = [np.zeros(n), np.zeros(n)]
+    for step, (found, other) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(found, other)
+        total = np.zeros(n)
+        for rank, weight in enumerate(weights[step]):
+            if weight:
+                values = residuals[rank] + changes[step][rank].double().numpy()
+                if largest:
+                    decoded = in_integers(values, largest)
+                else:
+                    decoded = np.where(np.abs(values) >= np.sort(np.abs(values))[-60], values, 0.0)
+                residuals[rank] = values - decoded
+                total += weight * decoded
+        np.testing.assert_allclose(found, total / max(sum(weights[step]), 1), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_integers_keep_zeros_and_pass_on_what_is_not_finite(name: str) -> None:
+    """In one block alone."""
+    values = torch.cat([torch.zeros(256), normal(256), torch.ones(5)])
+    values[3] = 1.4e-44  # 10 times the smallest number
+    for wrong in (float("nan"), float("inf")):
+        bad = values.clone()
+        bad[300] = wrong
+        (mean,) = means_of(COMPRESSIONS.parse(name), [[bad, values]], [Size([517])])
+        assert ((mean[:256] >= 0) & (mean[:256] <= values[:256])).all()
+        assert not mean[256:512].isfinite().any()
+        torch.testing.assert_close(mean[512:], torch.ones(5))
+
+
+DILOCO = {"name": "diloco", "local_steps": 5}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {**DILOCO, "participation": {"schedule": [[0, 1], [1, 2]]}},
+        {**DILOCO, "name": "streaming_diloco", "overlap": 2},
+    ],
+)
+def test_diloco_that_sends_all_changes_is_diloco(plain: dict[str, Any]) -> None:
+    """With BatchNorm, parts of unequal size, and a rank that does not take part in each round."""
+    of = {"partitioner": {"name": "quantity"}, "model": {"name": "wide_resnet", "widen": 1}}
+    of |= {"dataset": {"name": "synthetic", "samples": 60, "height": 8, "width": 8}, "lr": 0.01}
+    all_sent = {**plain, "compression": {"name": "top_k", "ratio": 1.0}}
+    found, expected = (train(strategy, 3, **of) for strategy in (all_sent, plain))
+    assert found.same_weights
+    np.testing.assert_allclose(found.weights, expected.weights, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "in_float"), [("int8", 4), ("int4", 8)])
+def test_diloco_sends_integers_and_learns(name: str, in_float: int) -> None:
+    plain, found = (train({**DILOCO, "compression": each}, 3) for each in ("none", name))
+    n, rounds = found.results[0].parameters, -(-found.results[0].steps // 5)
+    saved = 8 * (n + 1) * 2 / 3 - 4 * (-(-n // 256) + -(-n // in_float) + 1) * 2
+    assert plain.results[0].bytes_sent - found.results[0].bytes_sent == pytest.approx(rounds * saved)
+    assert found.same_weights
+    off = np.linalg.norm(found.weights - plain.weights) / np.linalg.norm(plain.weights)
+    assert 0 < off < 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"byzantine": {"nodes": [1], "attack": "sign_flip"}}, "compression: none"),
+        ({"on_loss": "continue", "transport": "gloo"}, "compression"),
+    ],
+)
+def test_compressed_changes_are_refused_where_ranks_attack_or_leave(
+    fields: dict[str, Any], named: str
+) -> None:
+    run = {"nodes": 4, **fields}
+    RunSpec.model_validate({"strategy": DILOCO, **run})
+    with pytest.raises(ValidationError, match=named):
+        RunSpec.model_validate({"strategy": {**DILOCO, "compression": "int8"}, **run})
+    with pytest.raises(ValidationError, match="power_sgd"):
+        RunSpec.model_validate({"strategy": {**DILOCO, "compression": "power_sgd"}, **run})

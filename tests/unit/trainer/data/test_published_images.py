@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from trainer.data.base import Data, DataError
-from trainer.data.datasets.cifar10 import Cifar10
+from trainer.data.datasets.cifar10 import Cifar10, Cifar100
 from trainer.data.datasets.files import Archive
 from trainer.data.datasets.mnist import FashionMnist, Mnist
 
@@ -57,9 +57,9 @@ def test_names_checksums_and_sizes_are_the_published_ones() -> None:
             for name, md5 in theirs.resources
         ]
         assert (ours().train_samples, ours().shape, ours().class_count) == (60_000, (1, 28, 28), 10)
-    cifar = others.CIFAR10
-    assert Cifar10.archive == Archive(cifar.filename, cifar.tgz_md5, (cifar.url,))
-    assert (Cifar10().train_samples, Cifar10().shape, Cifar10().class_count) == (50_000, (3, 32, 32), 10)
+    for own, cifar, classes in ((Cifar10, others.CIFAR10, 10), (Cifar100, others.CIFAR100, 100)):
+        assert own.archive == Archive(cifar.filename, cifar.tgz_md5, (cifar.url,))
+        assert (own().train_samples, own().shape, own().class_count) == (50_000, (3, 32, 32), classes)
 
 
 # MNIST
@@ -101,23 +101,27 @@ def test_invalid_content_of_mnist_is_refused(tmp_path: Path, monkeypatch: pytest
 # CIFAR-10
 
 
-def load_cifar10(files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
+def load_cifar(
+    files: Mapping[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Cifar10] = Cifar10
+) -> Data:
     """Pack files (name in the archive's folder: content), and load them."""
+    inside = kind.test.partition("/")[0]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, content in files.items():
-            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            entry = tarfile.TarInfo(f"{inside}/{name}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    archive = published("cifar-10-python.tar.gz", packed.getvalue(), folder / "mirror")
-    monkeypatch.setattr(Cifar10, "archive", archive)
-    Cifar10().prepare(folder / archive.md5)
-    return Cifar10().load(folder / archive.md5)
+    archive = published(kind.archive.path, packed.getvalue(), folder / "mirror")
+    monkeypatch.setattr(kind, "archive", archive)
+    kind().prepare(folder / archive.md5)
+    return kind().load(folder / archive.md5)
 
 
-def python2_pickle(data: Pixels, labels: list[int]) -> bytes:
+def python2_pickle(data: Pixels, labels: list[int], **others: list[int]) -> bytes:
     """As Python 2 and numpy 1 write it: with strings of bytes, numbers for booleans, and older names."""
-    pickled = pickletools.optimize(pickle.dumps({b"data": data, b"labels": labels}, 3))
+    named = {name.encode(): values for name, values in others.items()}
+    pickled = pickletools.optimize(pickle.dumps({b"data": data, b"labels": labels, **named}, 3))
     for new, old in (
         (b"numpy._core.multiarray", b"numpy.core.multiarray"),
         (b"X\2\0\0\0u1\x89\x88", b"U\2u1K\0K\1"),  # dtype("u1", False, True)
@@ -136,11 +140,21 @@ def test_batches_of_cifar10_are_read_in_the_order_of_their_numbers(
     batches = [(name, python2_pickle(pixels, of.tolist())) for name, pixels, of in parts]
     # The published archive is not in numerical order either.
     files = {"readme.html": b"<html>", **dict(reversed(batches))}
-    data = load_cifar10(files, tmp_path, monkeypatch)
+    data = load_cifar(files, tmp_path, monkeypatch)
     assert_data(data, images[:30], labels[:30], images[30:], labels[30:])
     del files["data_batch_5"]
     with pytest.raises(DataError, match="lacks cifar-10-batches-py/data_batch_5"):
-        load_cifar10(files, tmp_path, monkeypatch)
+        load_cifar(files, tmp_path, monkeypatch)
+
+
+def test_labels_of_cifar100_are_the_fine_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels, none = drawn(8, 3, 32, 32), drawn(8, below=100), [0] * 4
+    train, test = (
+        python2_pickle(pixels, none, coarse_labels=none, fine_labels=of.tolist())
+        for pixels, of in zip(np.split(images.reshape(8, 3072), 2), np.split(labels, 2), strict=True)
+    )
+    data = load_cifar({"meta": b"", "test": test, "train": train}, tmp_path, monkeypatch, Cifar100)
+    assert_data(data, images[:4], labels[:4], images[4:], labels[4:])
 
 
 def test_pickles_that_call_functions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +163,7 @@ def test_pickles_that_call_functions_are_refused(tmp_path: Path, monkeypatch: py
     for module, name, text in (("os", "system", f"touch {called}"), ("builtins", "eval", by_eval)):
         hostile = f"c{module}\n{name}\n(V{text}\ntR.".encode()
         with pytest.raises(DataError, match=rf"asks for {module}\.{name},"):
-            load_cifar10({"data_batch_1": hostile}, tmp_path, monkeypatch)
+            load_cifar({"data_batch_1": hostile}, tmp_path, monkeypatch)
         assert not called.exists()
         pickle.loads(hostile)
         called.unlink()

@@ -321,6 +321,11 @@ DELAYED = {"name": "delayed_all_reduce"}
             {"name": "diloco", "local_steps": 6},
             {"model": "lenet", **PARTS},
         ),
+        (
+            {**STREAMING, "fragments": 1, "overlap": 0, "mixing": 0, "compression": "int8"},
+            {"name": "diloco", "local_steps": 6, "compression": "int8"},
+            {"model": "lenet", **PARTS},
+        ),
         ({**DELAYED, "delay": 0}, {"name": "all_reduce"}, {**PARTS, **MOMENTUM}),
         (
             {"name": "local_sgd", "local_steps": [{"steps": 4}]},

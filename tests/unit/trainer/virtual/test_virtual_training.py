@@ -103,6 +103,10 @@ def cases() -> Iterator[tuple[str, Case]]:
     attack = {"nodes": [-1], "attack": {"name": "little_is_enough", "z": 1.0}}
     attacked = {"partitioner": "quantity", "byzantine": attack}
     yield "krum", Case({"name": "parameter_server", "aggregation": "krum"}, 7, attacked)
+    outer = {"name": "diloco", "local_steps": 2, "compression": "int4", **ABSENT}
+    yield "int4", Case(outer, 5, {"partitioner": "quantity"})
+    overlapping = {"name": "streaming_diloco", "local_steps": 4, "compression": "int4"}
+    yield "int4-overlap", Case(overlapping, 3)
 
 
 CASES = dict(cases())
