@@ -68,6 +68,7 @@ def _options(verdict: Verdict, view: WorkloadView) -> Table:
             each.shape,
             f"{each.samples} samples a step" if stepwise else "",
             f"dropped at {count(each.seeds, 'seed')}" if each.state == "dropped" else "",
+            each.note,
         ]
         return Cell(each.name, ", ".join(filter(None, parts)))
 

@@ -58,7 +58,7 @@ def _note(view: WorkloadView, each: Candidate) -> str:
     if Q.accuracy.mean_of(each.group) == Q.accuracy.mean_of(each.counts_as):
         return ""
     why = "gradient" if same_gradient(each.group, each.counts_as) else "computation"
-    return f"as {view.name(each.counts_as)}: same {why}"
+    return f"counts as {view.name(each.counts_as)}: same {why}"
 
 
 def _difference_from_serial(group: Group, serial: Group | None, claims: Claims) -> str:
@@ -96,14 +96,14 @@ def option(
         difference: the difference of its accuracy from serial's, as text.
         chance: its probability of being the right choice, as text.
         first: whether it is the first that the headline names.
-        note: on its accuracy.
+        note: see `Option`.
     """
     run, seeds = group.first.run, len(group.ok_rows)
     replicas = f"{run.replicas_in_step}{JOIN}×{JOIN}" if run.replicas_in_step > 1 else ""
     return Option(
         view.name(group),
         group.shape.label,
-        _mean(group, Q.accuracy, Q.accuracy.interval(group), note),
+        _mean(group, Q.accuracy, Q.accuracy.interval(group)),
         difference,
         _mean(group, time, time_interval(time, group, claims)),
         ABSENT if group.serial else _mean(group, Q.speedup, speedup_interval(claims, view.serial, group)),
@@ -113,12 +113,12 @@ def option(
         f"{replicas}{run.batch_per_replica}",
         "reference" if group.serial else "dropped" if group.dropped else "",
         first,
+        note,
     )
 
 
-def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None, note: str = "") -> str:
+def _mean(group: Group, quantity: Quantity, interval: Bounds | None = None) -> str:
     spread = quantity.over(group)
     if spread is None:
         return ABSENT
-    beside = ", ".join(filter(None, [span(*interval, quantity.write) if interval else "", note]))
-    return quantity.write(spread.mean) + (f" ({beside})" if beside else "")
+    return quantity.write(spread.mean) + (f" ({span(*interval, quantity.write)})" if interval else "")
