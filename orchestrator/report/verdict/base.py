@@ -21,8 +21,8 @@ class Option:
     accuracy from serial's, with the interval by which the two were compared, if they were. sent:
     bytes that a rank sent. chance: the probability that it is within the tolerance of the best. samples:
     those of a step, `4 × 32`. state: `dropped` if others got more seeds, `reference` if others are compared
-    with it. first: whether it is the first that the headline names. note: whose accuracy counts for it, if that
-    is another one's.
+    with it. first: whether it is the first that the headline names. note: whose accuracy counts for it, if
+    that is another one's.
     """
 
     name: str
