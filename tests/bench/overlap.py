@@ -22,6 +22,7 @@ STRATEGIES = [
     "ddp",
     "zero1",
     "zero2",
+    "fsdp",
     {"name": "delayed_all_reduce", "delay": 1},
     {"name": "streaming_diloco", "local_steps": 6, "fragments": 2, "overlap": 2},
 ]
