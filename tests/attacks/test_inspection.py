@@ -151,8 +151,8 @@ def test_a_stream_without_an_answer_ends_in_time(tmp_path: Path, monkeypatch: py
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
 
 
-BLOCK = {"name": "layer", "parameters": 1, "output_shape": [1], "flops": 1.0, "output_bytes": 1.0}
-BLOCK |= {"saved_bytes": 1.0, "forward_s": 1.0, "backward_s": 1.0}
+BLOCK = {"name": "layer", "parameters": 1, "largest_tensor": 1, "output_shape": [1], "flops": 1.0}
+BLOCK |= {"output_bytes": 1.0, "saved_bytes": 1.0, "forward_s": 1.0, "backward_s": 1.0}
 PROFILES: list[dict[str, Any]] = [{"name": "other"}, {"name": "\x1b[2J"}, {"forward_s": 0.0}]
 PROFILES += [{"forward_s": float("nan")}, {"flops": 1e300}, {"output_shape": [1] * 1000}]
 PARTITION = {"labels": [[1, 1]] * 2, "coverage": 1.0, "overlap": 0.0}

@@ -30,7 +30,8 @@ SPLIT: dict[str, Any] = {
     "pipeline": {"split_points": ["conv2", "flatten"]},
     "hybrid": {"mesh": {"pipeline": 2, "tensor": 2}, "split_points": ["flatten"]},
 }
-NODES = {"serial": 1, "hybrid": 4}  # hybrid: two stages, each on two ranks; the others: 3
+# hybrid: two stages, each on two ranks. hierarchical_sgd: two groups of two. The others: 3.
+NODES = {"serial": 1, "hybrid": 4, "hierarchical_sgd": 4}
 # A guess is right in a third of the tokens.
 TOKENS = {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64}
 GPT = {"name": "gpt", "layers": 1, "width": 32, "heads": 4}
