@@ -37,29 +37,29 @@ class _Chapter(NamedTuple):
         return table_of_groups(f"{title}, {self.label}", [*self.before, *columns], groups)
 
 
-# Other tables: their section and its title, a key of ORDER, the title of the fold, and whether a group
-# that is ok has a line among these.
-_OTHERS: tuple[tuple[str, str, str, str, Callable[[Group, Sequence[Group]], bool]], ...] = (
+# Other tables: their section and its title, a key of ORDER, the title of the fold, and which of the groups
+# that are ok have a line.
+_OTHERS: tuple[tuple[str, str, str, str, Callable[[list[Group]], list[Group]]], ...] = (
     (
         "model-partitioning",
         "Model and memory per rank",
         "memory",
         "The memory of each configuration",
-        lambda group, ok: is_partitioned(ok),
+        lambda ok: ok if is_partitioned(ok) else [],
     ),
     (
         "certificates",
         "Certificates",
         "certificates",
         "The certificate of each configuration",
-        lambda group, ok: any(row.node_samples for row in group.ok_rows),
+        lambda ok: [group for group in ok if any(row.node_samples for row in group.ok_rows)],
     ),
     (
         "containers",
         "Containers",
         "containers",
         "The containers of each configuration",
-        lambda group, ok: any(map(containers, group.ok_rows)),
+        lambda ok: [group for group in ok if any(map(containers, group.ok_rows))],
     ),
 )
 
@@ -83,11 +83,10 @@ def result_sections(comparison: Comparison, claims: Claims) -> Iterator[Section]
             lambda cost: "failed" if cost.missing else "",
         )
         yield Section("faults", title, [*texts(ABOUT["faults"]), table])
-    for id_, title, key, summary, has_line in _OTHERS:
+    for id_, title, key, summary, with_line in _OTHERS:
         blocks = []
         for each in chapters:
-            ok = [group for group in each.groups if group.ok]
-            if shown := [group for group in ok if has_line(group, ok)]:
+            if shown := with_line([group for group in each.groups if group.ok]):
                 blocks += [Heading(each.label), each.table(title, columns_of_groups(key), shown)]
         if blocks:
             opened = len(chapters) == 1 and id_ != "certificates"
