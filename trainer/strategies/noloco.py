@@ -27,9 +27,9 @@ class NoLoCo(Strategy):
     alone. The mean of all nodes is evaluated, and taken at the end. With two nodes all φ_i are equal, and
     it is `fedopt` with server: momentum, for any γ.
 
-    Signs, and defaults of α, β and γ, are from memory. Without gradients, γ below 2 (1 + α) draws a fixed
-    pair together (ours). Nodes count alike: one without samples left has Δ_i = 0. Buffers become the mean
-    of the pair.
+    The defaults of α, β and γ are ours, and the signs were not checked against the paper. Without
+    gradients, γ below 2 (1 + α) draws a fixed pair together (ours). Nodes count alike: one without samples
+    left has Δ_i = 0. Buffers become the mean of the pair.
 
     Source: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training", arXiv 2506.10911.
     """

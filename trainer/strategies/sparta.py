@@ -34,7 +34,7 @@ class Sparta(Strategy):
     each weight with probability p). Nodes count alike: one without samples left pulls the average back.
     Weights are parameters and buffers.
 
-    Source: EXO Gym, `exogym/strategy/sparta.py`, from memory; there is no paper that we know of.
+    Source: EXO Gym, `exogym/strategy/sparta.py`, not compared line by line; we know of no paper.
     """
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
