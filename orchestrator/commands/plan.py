@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -177,6 +177,7 @@ class Planner:
 
     def __init__(self, asked: Asked, sizes: Sizes, data_dir: Path, said: Callable[[str], None]) -> None:
         self.asked, self.sizes, self._data_dir, self._said = asked, sizes, data_dir, said
+        self._stopped = False  # by an interrupt
         self.plan = plan(asked.serial, asked.candidates, self.sizes, asked.link, asked.memory_bytes)
 
     def execute(self, seconds: float) -> None:
@@ -217,8 +218,6 @@ class Planner:
         selected.runtime.configure(selected.runtime.Options())
         with self._trials(selected.runtime, selected.name) as tried:
             self.plan = self.plan.for_real(self._until_interrupted(tried), number)
-
-    _stopped = False
 
     def _until_interrupted(self, try_: Try) -> Try:
         def tried(run: RunSpec) -> Trial | Failed:
@@ -269,7 +268,7 @@ def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
 def executed_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
     """What execution and real nodes say."""
     found = planner.plan
-    done = sum(isinstance(each.trial, Trial) for each in found.fitting)
+    done = sum(each.executed is not None for each in found.fitting)
     if not done:
         yield Text("\nNo layout was executed: times are those of formulas.")
     else:
@@ -292,10 +291,10 @@ def answer(planner: Planner) -> str:
     middle, low, high = best.step_s
     text = f"{named(best.run)}: {formats.seconds(middle)} a step ({span(low, high, formats.seconds)})"
     others = [each for each in rivals if _replicates(each) is not _replicates(best)]
-    executed = [each for each in others if isinstance(each.trial, Trial)]
+    executed = [each for each in others if each.executed]
     if executed or others:
         rival = (executed or others)[0]
-        both = executed and isinstance(best.trial, Trial)
+        both = executed and best.executed
         ours, theirs = (each.step_s[0] if both else each.formula.middle_s for each in (best, rival))
         text += f", {formats.ratio(theirs / ours)} times as fast as {named(rival.run)}"
         text += "" if both else " by formula"
@@ -307,7 +306,7 @@ def answer(planner: Planner) -> str:
         f"{span(*parts.bubble_s, formats.seconds)} of bubble, "
         f"{span(*parts.exchange_s, formats.seconds)} of exchange beside no work."
     )
-    if isinstance(best.trial, Trial):
+    if best.executed:
         text += " Its interval is that of 90% of the 312 runs that simulated times were compared with."
     elif asked.machine is None:
         text += " Ranges: a small batch on this machine, and exchanges that are hidden or not."
@@ -361,41 +360,28 @@ def _tables(found: Plan) -> Iterator[Text | Table]:
 def _table(options: Sequence[Option], found: Plan) -> Table:
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
     real = any(each.real for each in found.fitting)
-    headings = [
-        "\nstep",
-        "\nbetween",
-        "speed-\nup",
-        "ex-\nchange",
-        "\nbubble",
-        "sent a\nstep",
-        "memory\na rank",
-    ]
+    headings = ["\nstep", "\nbetween", "speed-\nup", "ex-\nchange", "\nbubble", "sent a\nstep"]
+    headings += ["memory\na rank", *(["real\nstep"] if real else [])]
     shown.add_column(Text(""), justify="right")
     shown.add_column(Text("\nlayout"))
     for heading in headings:
         shown.add_column(Text(heading), justify="right", no_wrap=True)
-    serial = found.serial.middle_s
     for at, each in enumerate(options[:MOST_ROWS], start=1):
         middle, low, high = each.step_s
-        parts, trial = each.formula, each.trial
-        exchange = (
-            trial.communication if isinstance(trial, Trial) else parts.exchange_s[1] / parts.step_s[1]
-        )
+        parts, trial = each.formula, each.executed
+        exchange = trial.communication if trial else parts.exchange_s[1] / parts.step_s[1]
         cells = [
             f"{at}",
-            named(each.run) + (" *" if isinstance(trial, Trial) else ""),
+            named(each.run) + (" *" if trial else ""),
             formats.seconds(middle),
             span(low, high, formats.significant),
-            formats.ratio(serial / middle),
+            formats.ratio(found.serial.middle_s / middle),
             formats.percent(exchange),
-            formats.ABSENT
-            if isinstance(trial, Trial)
-            else formats.percent(parts.bubble_s[1] / parts.step_s[1]),
-            formats.size(trial.step_bytes if isinstance(trial, Trial) else parts.sent_bytes),
+            formats.percent(None if trial else parts.bubble_s[1] / parts.step_s[1]),
+            formats.size(each.sent_bytes),
             formats.size(each.held_bytes),
         ]
-        took = each.real.step_s if isinstance(each.real, Trial) else None
-        shown.add_row(*cells, *([formats.seconds(took)] if real else []))
+        shown.add_row(*cells, *([formats.seconds(each.real_step_s)] if real else []))
     return shown
 
 
@@ -411,7 +397,7 @@ def _real(found: Plan) -> str:
     reasons = [f"{named(each.run)} failed for real: {each.reason}." for each in failed]
     if (regret := found.regret) is None:
         return " ".join(reasons)
-    number = sum(isinstance(each.real, Trial) for each in found.fitting)
+    number = sum(each.real_step_s is not None for each in found.fitting)
     advised, longer = named(found.fitting[0].run), formats.percent(regret)
     verdict = (
         f"{advised} is also the fastest of the {number} that ran for real."
@@ -423,16 +409,19 @@ def _real(found: Plan) -> str:
 
 def _failed(found: Plan) -> Iterator[str]:
     """A sentence for each reason why a layout could not be executed."""
-    pairs = [(each.trial.reason, each) for each in found.fitting if isinstance(each.trial, Failed)]
-    for reason, same in groupby(sorted(pairs, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
-        yield f"{formats.listed([named(each.run) for _, each in same])}: not executed: {reason}"
+    failed = [each.trial for each in found.fitting if isinstance(each.trial, Failed)]
+    return _by_reason("executed", ((each.reason, named(each.run)) for each in failed))
 
 
 def _others(found: Plan) -> Iterator[str]:
     """A sentence for each reason why layouts are not in the table."""
-    pairs = sorted((each.reason, each.strategy) for each in found.impossible)
-    for reason, same in groupby(pairs, key=lambda pair: pair[0]):
-        yield f"{formats.listed([name for _, name in same])}: not possible: {reason}"
+    return _by_reason("possible", sorted((each.reason, each.strategy) for each in found.impossible))
+
+
+def _by_reason(what: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """pairs: a reason, and the layout that it is for."""
+    for reason, same in groupby(sorted(pairs, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
+        yield f"{formats.listed([name for _, name in same])}: not {what}: {reason}"
 
 
 class OptionRecord(BaseModel):
@@ -487,23 +476,23 @@ def record(planner: Planner) -> PlanRecord:
 
 
 def _record(option: Option, fits: bool) -> OptionRecord:
-    trial, parts = option.trial, option.formula
+    parts = option.formula
     middle, low, high = option.step_s
     return OptionRecord(
         strategy=option.run.model_dump(mode="json", exclude_defaults=True)["strategy"],
         recompute=option.run.recompute,
         nodes=option.run.nodes,
-        by="execution" if isinstance(trial, Trial) else "formula",
+        by="execution" if option.executed else "formula",
         step_s=middle,
         low_s=low,
         high_s=high,
         work_s=parts.work_s,
         exchange_s=parts.exchange_s,
         bubble_s=parts.bubble_s,
-        bytes_per_step=trial.step_bytes if isinstance(trial, Trial) else parts.sent_bytes,
+        bytes_per_step=option.sent_bytes,
         bytes_by_formula=parts.sent_bytes,
         memory_bytes=option.held_bytes,
         memory_by_formula=parts.held_bytes,
         fits=fits,
-        real_step_s=option.real.step_s if isinstance(option.real, Trial) else None,
+        real_step_s=option.real_step_s,
     )

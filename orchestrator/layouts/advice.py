@@ -36,17 +36,35 @@ class Option:
     real: Trial | Failed | None = None
 
     @property
+    def executed(self) -> Trial | None:
+        """The trial on virtual nodes, if it did not fail."""
+        return self.trial if isinstance(self.trial, Trial) else None
+
+    @property
+    def real_step_s(self) -> float | None:
+        """Seconds of a step on real nodes, if it ran there and did not fail."""
+        return self.real.step_s if isinstance(self.real, Trial) else None
+
+    # By execution if there is one, else by formula:
+
+    @property
     def step_s(self) -> tuple[float, float, float]:
-        """Seconds of a step, and between which they are: by execution if there is one, else by formula."""
-        if isinstance(self.trial, Trial):
-            factor = PRIOR.interval([], self.run.nodes, self.trial.communication)
-            low, middle, high = (each * self.trial.step_s for each in (factor.low, 1.0, factor.high))
+        """Seconds of a step, and between which they are."""
+        if trial := self.executed:
+            factor = PRIOR.interval([], self.run.nodes, trial.communication)
+            low, middle, high = (each * trial.step_s for each in (factor.low, 1.0, factor.high))
             return middle, min(low, middle), max(high, middle)
         return self.formula.middle_s, *self.formula.step_s
 
     @property
+    def sent_bytes(self) -> float:
+        """Sent by a rank in a step, the mean over ranks."""
+        return self.executed.step_bytes if self.executed else self.formula.sent_bytes
+
+    @property
     def held_bytes(self) -> float:
-        return self.trial.held_bytes if isinstance(self.trial, Trial) else self.formula.held_bytes
+        """Held by the rank that holds most."""
+        return self.executed.held_bytes if self.executed else self.formula.held_bytes
 
 
 @dataclass(frozen=True)
@@ -92,9 +110,9 @@ class Plan:
 
         None if fewer than two were run, or if the advised one has failed.
         """
-        known = [each.real.step_s for each in self.fitting if isinstance(each.real, Trial)]
-        advised = self.fitting[0].real if self.fitting else None
-        return advised.step_s / min(known) - 1 if isinstance(advised, Trial) and len(known) > 1 else None
+        known = [each.real_step_s for each in self.fitting if each.real_step_s is not None]
+        advised = self.fitting[0].real_step_s if self.fitting else None
+        return advised / min(known) - 1 if advised is not None and len(known) > 1 else None
 
 
 def plan(

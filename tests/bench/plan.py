@@ -12,7 +12,6 @@ from pathlib import Path
 
 from orchestrator.commands.plan import REAL, asked, named, planner
 from orchestrator.commands.sweep import SelectedRuntime
-from orchestrator.layouts.trials import Trial
 from orchestrator.report import formats
 from orchestrator.runtimes import RUNTIMES
 from tests.bench.measuring import errors
@@ -51,7 +50,6 @@ def main() -> None:
             f"regret {formats.percent(found.regret)}"
         )
         for each in found.fitting[:REAL]:  # the advised one first
-            real = each.real.step_s if isinstance(each.real, Trial) else None
-            times = [formats.seconds(each.step_s[0]), formats.seconds(real)]
+            times = [formats.seconds(each.step_s[0]), formats.seconds(each.real_step_s)]
             print(f"    {named(each.run):46} {times[0]:>9} {times[1]:>9}", flush=True)
     print(errors(f"regret over {len(regrets)} of {len(CASES)} cases", regrets))
