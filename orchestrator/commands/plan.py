@@ -249,11 +249,11 @@ def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
     """The first answer."""
     asked, found = planner.asked, planner.plan
     nodes = (
-        f"{asked.machine.name} ({asked.machine.source})" if asked.machine else "as a core of this machine"
+        f"{asked.machine.name} ({asked.machine.source})" if asked.machine else "each a core of this machine"
     )
     yield Text(
         f"{component_label(asked.serial, 'model')}, {planner.sizes.parameters:,} parameters, on "
-        f"{formats.count(asked.nodes, 'node')}: {nodes}\n"
+        f"{formats.count(asked.nodes, 'node')}, {nodes}\n"
         f"links of {formats.mbit(asked.link.bytes_per_s)}, {formats.seconds(asked.link.latency_s)}; "
         f"{asked.serial.batch_size:,} samples a step of all nodes; serial "
         f"{span(*found.serial.step_s, formats.seconds)}\n"
@@ -304,15 +304,15 @@ def answer(planner: Planner) -> str:
     text += (
         f". Why: {span(*parts.work_s, formats.seconds)} of work, "
         f"{span(*parts.bubble_s, formats.seconds)} of bubble, "
-        f"{span(*parts.exchange_s, formats.seconds)} of exchange beside no work."
+        f"{span(*parts.exchange_s, formats.seconds)} of exposed communication."
     )
     if best.executed:
-        text += " Its interval is that of 90% of the 312 runs that simulated times were compared with."
+        text += " Interval: 90%, from how far simulated times of 312 runs were off."
     elif asked.machine is None:
-        text += " Ranges: a small batch on this machine, and exchanges that are hidden or not."
+        text += " Ranges: a small batch on this machine, and exchanges hidden or exposed."
     else:
         low, high = asked.machine.efficiency
-        text += f" Ranges: {low:.0%} to {high:.0%} of the peak, and exchanges that are hidden or not."
+        text += f" Ranges: {low:.0%} to {high:.0%} of the peak, and exchanges hidden or exposed."
     return f"{text}{_total(asked, middle)}"
 
 
