@@ -497,6 +497,10 @@ def plan(
     First by formula, then by execution on virtual nodes, then for real."""
     from orchestrator.commands import plan as command
 
+    if hardware and (seconds or real):
+        raise InputError(
+            f"--hardware {hardware}: nothing is executed on such machines; leave out --seconds and --real"
+        )
     wanted = command.asked(
         *(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport),
         *(hardware, price, samples),
@@ -509,11 +513,11 @@ def plan(
     seconds = (0.0 if hardware else 60.0) if seconds is None else seconds
     if seconds:
         planner.execute(seconds)
-        if real != 0:
-            planner.run(select_runtime(runtime), real)
-        if not as_json:
-            for shown in command.executed_lines(planner, console.width):
-                console.print(shown, soft_wrap=False)
+    if real or (seconds and real is None):
+        planner.run(select_runtime(runtime), real)
+    if (seconds or real) and not as_json:
+        for shown in command.executed_lines(planner, console.width):
+            console.print(shown, soft_wrap=False)
     if as_json:
         print(command.record(planner).model_dump_json(indent=1))
 

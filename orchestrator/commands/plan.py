@@ -277,6 +277,7 @@ def executed_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
             f"{done} of {len(found.fitting)} layouts were executed on virtual nodes, and have a *. Their "
             "exchange includes all waiting.",
         )
+    if done or any(each.real for each in found.fitting):
         yield Text("")
         yield from _tables(found)
     yield from _paragraphs(width, answer(planner), _real(found), *_failed(found))
