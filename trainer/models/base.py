@@ -62,6 +62,15 @@ def several_types(model: Model) -> str | None:
     return f"it flattens parameters of one type, and the model has {of_types}"
 
 
+def sharded_rows_error(model: Model) -> str | None:
+    """Return why a strategy that shards rows, block by block, cannot train this model, or None."""
+    if model.shared_weights:
+        return f"it shards block by block, and {model.shared_weights}"
+    if model.scalar:
+        return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
+    return several_types(model)
+
+
 class Model(Component):
     """A network. The last block of a registered one returns log-probabilities of the classes.
 

@@ -31,7 +31,7 @@ class ShardedReplica(Replica):
     It starts to gather a block when the one before it begins to compute.
     """
 
-    def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, *, reshard: bool) -> None:
+    def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, reshard: bool) -> None:
         """reshard: free the other ranks' rows between the forward and the backward pass."""
         channels_last = task.spec.model.channels_last
         for module in model.modules():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
-from trainer.models.base import several_types
+from trainer.models.base import sharded_rows_error
 from trainer.strategies.zero3 import Zero3
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ class Fsdp(Strategy):
         return (gathers + 2) / (gathers + 1)  # the reduce-scatter is counted once, and sent twice
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if model.shared_weights:
-            return f"it shards block by block, and {model.shared_weights}"
-        if model.scalar:
-            return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
-        return several_types(model)
+        return sharded_rows_error(model)
 
     def stand_in(self) -> Strategy | None:
         return Zero3(uneven=self.uneven, reshard=self.reshard)
@@ -64,9 +60,7 @@ class Fsdp(Strategy):
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica
 
-        replica = ShardedReplica(
-            session.task.build_model(session.rank), session.task, session.comm, reshard=self.reshard
-        )
+        replica = session.replica_of(ShardedReplica, self.reshard)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):

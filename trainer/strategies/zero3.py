@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
-from trainer.models.base import several_types
+from trainer.models.base import sharded_rows_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +49,7 @@ class Zero3(Strategy):
     uneven: Uneven = "join"
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if model.shared_weights:
-            return f"it shards block by block, and {model.shared_weights}"
-        if model.scalar:
-            return f"it shards rows, and {model.scalar} has no dimensions; give it the shape (1,)"
-        return several_types(model)
+        return sharded_rows_error(model)
 
     def stand_in(self) -> Strategy | None:
         return self
