@@ -43,7 +43,7 @@ class Buckets:
         self._ready: list[int] = []  # in this step
         self._missing: Counter[int] = Counter()  # gradients by bucket
         self._started: list[Request] = []
-        replica.listen(self._hear)
+        replica.listen(self._on_moment)
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """Like `Replica.backward`, for the mean of the gradients over the ranks.
@@ -68,7 +68,7 @@ class Buckets:
         wait_all(self._started)
         self._started.clear()
 
-    def _hear(self, moment: Moment) -> None:
+    def _on_moment(self, moment: Moment) -> None:
         """A gradient is ready."""
         if not moment.last:
             return

@@ -51,9 +51,9 @@ class ShardedWeightsReplica(Replica):
         for group in self._optimizer.param_groups:
             group["params"] = [rows.get(each, each) for each in group["params"]]
         self._passed: Block | None = None  # in the forward pass
-        self.listen(self._hear, blocks=True)
+        self.listen(self._on_moment, blocks=True)
 
-    def _hear(self, moment: Moment) -> None:
+    def _on_moment(self, moment: Moment) -> None:
         if moment.event == "gradient":
             parameter = self._parameters[moment.number]
             if own := self._block_of.get(parameter):

@@ -67,7 +67,7 @@ class Replica:
         self._micro_batches, self._clip_norm = task.spec.accumulate, task.spec.clip_norm
         self._micro_batch = 0  # the number of the present one
         self._listener: Listener | None = None
-        self._hears_blocks = False
+        self._notifies_of_blocks = False
         self._bf16 = task.spec.precision == "bf16"
         is_set = {
             "accumulate": self._micro_batches > 1,
@@ -123,10 +123,10 @@ class Replica:
         """Call `listener` in each `backward`, whenever a gradient is ready.
 
         Args:
-            listener: None: nobody.
-            blocks: whether also when a block begins its forward or its backward pass.
+            listener: None: no more calls.
+            blocks: whether to call it also when a block begins its forward or its backward pass.
         """
-        self._listener, self._hears_blocks = listener, blocks
+        self._listener, self._notifies_of_blocks = listener, blocks
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """Compute the gradient of `weight` times the batch's mean loss. It replaces the previous gradient.
@@ -139,7 +139,7 @@ class Replica:
         """
         losses, outputs = [], []
         self.unused_fields.discard("accumulate")
-        with self._clock.phase("compute"), self._told(len(batch.targets)):
+        with self._clock.phase("compute"), self._notifying(len(batch.targets)):
             self.zero_grad()
             for number, (inputs, targets, share, counts) in enumerate(self._in_micro_batches(batch), 1):
                 self._micro_batch = number
@@ -162,28 +162,28 @@ class Replica:
                 self._outputs, self._targets = outputs, [batch.targets]
 
     @contextmanager
-    def _told(self, samples: int) -> Iterator[None]:
-        """Tell the listener of the passes in a block of code. samples: of the batch."""
+    def _notifying(self, samples: int) -> Iterator[None]:
+        """Call the listener in the passes of a block of code. samples: of the batch."""
         if (listener := self._listener) is None:
             yield
             return
 
-        def tell(event: Literal["forward", "backward", "gradient"], number: int, *_: object) -> None:
+        def notify(event: Literal["forward", "backward", "gradient"], number: int, *_: object) -> None:
             moment = Moment(self._micro_batch, self._micro_batch == self._micro_batches, event, number)
             self._clock.charge(samples, moment)
             listener(moment)
 
         def follow(number: int, _: object, inputs: object, output: Tensor) -> None:
             if output.requires_grad:
-                output.register_hook(partial(tell, "backward", number))
+                output.register_hook(partial(notify, "backward", number))
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(tell, "gradient", number))
+            parameter.register_post_accumulate_grad_hook(partial(notify, "gradient", number))
             for number, parameter in enumerate(self._parameters)
             if parameter.requires_grad
         ]
-        for number, block in enumerate(self.model.children() if self._hears_blocks else ()):
-            hooks.append(block.register_forward_pre_hook(partial(tell, "forward", number)))
+        for number, block in enumerate(self.model.children() if self._notifies_of_blocks else ()):
+            hooks.append(block.register_forward_pre_hook(partial(notify, "forward", number)))
             hooks.append(block.register_forward_hook(partial(follow, number)))
         try:
             yield

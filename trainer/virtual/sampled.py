@@ -101,7 +101,7 @@ class Playing(Replica):
         if moment.event == "gradient":
             parameter = self._parameters[moment.number]
             parameter.grad = torch.empty_like(parameter)
-        if self._listener and (self._hears_blocks or moment.event == "gradient"):
+        if self._listener and (self._notifies_of_blocks or moment.event == "gradient"):
             self._clock.charge(samples, moment)
             self._listener(moment)
 

@@ -60,7 +60,7 @@ def test_a_bucket_starts_while_gradients_before_it_are_missing() -> None:
         replica.listen(None)
         replica.backward(batch)
         expected.append(replica.gradient())
-        replica.listen(buckets._hear)
+        replica.listen(buckets._on_moment)
         buckets.backward(batch)
         assert torch.equal(replica.gradient(), expected[-1])
     of_layer, first = 600 * 600 + 600, 784 * 600 + 600
