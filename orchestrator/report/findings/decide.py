@@ -15,7 +15,7 @@ from itertools import combinations
 from math import log1p, sqrt
 from typing import Any, Literal
 
-from orchestrator.report.findings.sentences import aside, certainty, remark, written
+from orchestrator.report.findings.sentences import remark, written
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, estimates
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
@@ -219,17 +219,9 @@ class Compared:
         return written(self.data())
 
     @property
-    def aside(self) -> str:
-        return aside(self.data())
-
-    @property
     def remark(self) -> str:
         """` (+0.2 to +1.0: likely)`, ` (−0.3 to +1.0: undecided)`: the interval and how sure it is."""
         return remark(self.data())
-
-    @property
-    def certainty(self) -> str:
-        return certainty(self.data())
 
     def data(self) -> dict[str, Any]:
         """Its numbers, for findings.json."""

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.runtime import LoopContext
 
 from orchestrator.report import formats
-from orchestrator.report.formats import percent, points_bound, ratio
+from orchestrator.report.formats import percent, ratio
 from orchestrator.report.quantities import QUANTITIES
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.spread import span
@@ -37,7 +37,7 @@ def sentence(kind: str, data: Data) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates, without escapes: those who write a page escape."""
+    """The templates, without escapes: the writers of a page escape."""
     found = Environment(
         loader=FileSystemLoader([REPORT / "topics", REPORT / "verdict"]),
         undefined=StrictUndefined,
@@ -168,22 +168,17 @@ def comma(loop: LoopContext, last: str = "and") -> str:
 FILTERS: dict[str, Callable[..., str]] = {
     "are": are,
     "aside": aside,
-    "bits": formats.bits,
-    "bound": points_bound,
     "by_value": formats.by_value,
     "cause": cause,
     "certainty": certainty,
     "comma": comma,
     "count": formats.count,
-    "distance": formats.distance,
     "effect": effect,
     "first_few": formats.first_few,
     "in_unit": in_unit,
     "left_out": left_out,
     "listed": formats.listed,
-    "mbit": formats.mbit,
     "measured": measured,
-    "memory": formats.memory,
     "numbered": numbered,
     "of_accuracy": of_accuracy,
     "percent": percent,
@@ -191,7 +186,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "probability": formats.probability,
     "ratio": ratio,
     "reached": reached,
-    "remark": remark,
     "seconds": formats.seconds,
     "share": share,
     "short": formats.short,

@@ -13,22 +13,17 @@ Fields = dict[str, tuple[str, str]]  # field of the records -> its title and its
 
 
 def figure_data(spec: Mapping[str, Any], label: str) -> list[Block]:
-    """The records that the figure draws: the fields that its tooltips name, otherwise those of its axes.
+    """The records that the figure draws: the fields that its tooltips name.
 
     Several tables if the tooltips of a figure name different fields of different records.
     """
     records_of: Mapping[str, list[Mapping[str, Any]]] = spec.get("datasets", {})
     named: dict[str, Fields] = {}
-    drawn: dict[str, Fields] = {}
     for data, encoding in _views(spec, "", {}):
         if data in records_of:
             named.setdefault(data, {}).update(_tooltip(encoding))
-            drawn.setdefault(data, {}).update(_channels(encoding))
-    found = {data: fields for data, fields in named.items() if fields}
-    if not found and drawn:
-        found = dict([max(drawn.items(), key=lambda pair: len(records_of[pair[0]]))])
     tables: dict[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], None] = {}
-    for data, fields in found.items():
+    for data, fields in named.items():
         written = dict.fromkeys(
             tuple(_written(record.get(name), form) for name, (_, form) in fields.items())
             for record in records_of[data]
@@ -69,17 +64,6 @@ def _tooltip(encoding: Mapping[str, Any]) -> Fields:
     entries = tooltip if isinstance(tooltip, list) else [tooltip]
     return {
         entry["field"]: (_title(entry), entry.get("format", "")) for entry in entries if "field" in entry
-    }
-
-
-def _channels(encoding: Mapping[str, Any]) -> Fields:
-    return {
-        channel["field"]: (
-            _title(channel),
-            channel.get("axis", {}).get("format", "") if channel.get("axis") else "",
-        )
-        for name, channel in encoding.items()
-        if isinstance(channel, dict) and name != "tooltip" and "field" in channel
     }
 
 
