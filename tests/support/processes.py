@@ -57,7 +57,10 @@ def connections(pid: int) -> set[str]:
 
 def ended(process: psutil.Process) -> bool:
     """Whether a process has ended. Its parent may not have waited for it."""
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # since the line above
+        return True
 
 
 def starts(number: float) -> float:

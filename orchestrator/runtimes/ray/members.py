@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.runtimes.ray import node
@@ -53,8 +53,8 @@ class Actors(Attached):
         return self._connections
 
     async def _until_placed(self, host: Host) -> None:
-        """Wait until Ray has room for the group."""
-        while not self._group.wait(0):
+        """Wait until Ray has room for the group. Its `wait(0)` is False for one group placed in four."""
+        while placement_group_table(self._group).get("state") != "CREATED":
             if host.interruption:
                 raise AssignmentError(host.interruption)
             free, found = ray.available_resources(), machines()

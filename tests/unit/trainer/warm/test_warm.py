@@ -16,7 +16,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from tests.support.processes import wait_until
+from tests.support.processes import ended, wait_until
 from tests.unit.conftest import PROJECT
 from trainer.warm import client
 from trainer.warm import process as module
@@ -80,7 +80,10 @@ def parent() -> Iterator[Parent]:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return not ended(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_rank_stands_for_its_client(parent: Parent, tmp_path: Path) -> None:
