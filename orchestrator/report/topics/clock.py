@@ -160,13 +160,14 @@ def drift(view: WorkloadView) -> Findings:
         (fmean(row.result.started_at for row in group.ok_rows), view.name_on(group)) for group in timed
     ]
     (first_s, earliest), (last_s, latest) = min(starts), max(starts)
+    share = (last_s - first_s) / found.span_s
     data = {
         "clock": view.clock,
         "shown": found.shown,
         "factor": found.factor,
         "interval": (found.low, found.high),
         "span_s": found.span_s,
-        "by_order": max(found.factor, 1 / found.factor) ** ((starts[latest] - starts[earliest]) / found.span_s),
+        "by_order": max(found.factor, 1 / found.factor) ** share,
         "earliest": earliest,
         "latest": latest,
     }
