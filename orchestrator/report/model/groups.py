@@ -16,7 +16,8 @@ from orchestrator.report.statistics.common_seeds import MIN_SEEDS, SeedFit
 from orchestrator.report.statistics.moderated import Sample
 from orchestrator.report.statistics.spread import Spread
 
-Item, Shared = TypeVar("Item"), TypeVar("Shared", bound=Hashable)
+Item = TypeVar("Item")
+Shared = TypeVar("Shared", bound=Hashable)
 Metric = Callable[[Row], float | None]
 Values = Callable[["Group"], Sample]
 FitOfGroup = tuple[SeedFit, str]  # and the name of the group in it

@@ -13,6 +13,7 @@ from orchestrator.replay.run import NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import grouped
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.drift import time_drift
@@ -112,15 +113,15 @@ def real_nodes(comparison: Comparison) -> Findings:
 
 def no_cluster_time(comparison: Comparison) -> Findings:
     """The runs whose times cannot be compared with those of their workload, by reason."""
-    lacking: dict[str, list[Row]] = {}
-    for row in comparison.rows:
-        if row.ok and not row.timed and not row.disturbed:
-            time = comparison.clusters.get(row.key)
-            reason = time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
-            lacking.setdefault(reason, []).append(row)
-    for reason, rows in lacking.items():
+
+    def reason(row: Row) -> str:
+        time = comparison.clusters.get(row.key)
+        return time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
+
+    lacking = [row for row in comparison.rows if row.ok and not row.timed and not row.disturbed]
+    for why, rows in grouped(lacking, reason).items():
         names = [*dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)]
-        yield Finding("no_cluster_time", tuple(rows), {"configurations": names, "reason": reason})
+        yield Finding("no_cluster_time", tuple(rows), {"configurations": names, "reason": why})
 
 
 def shared_cores(view: WorkloadView) -> Findings:
