@@ -49,6 +49,7 @@ def cluster_time(view: WorkloadView) -> Findings:
         "median_error": error and error.median,
         "worst_error": error and error.worst,
         "checked": len(error.rows) if error else 0,
+        "without_core": error and max(row.without_core for row in error.rows),
         **(_of_virtual_nodes(view, rows) if virtual else _of_traces(view, rows)),
     }
     calibrated = error and error.worst <= MAX_ERROR and not (virtual and data["checked"] < data["of"])
@@ -60,12 +61,10 @@ def _of_traces(view: WorkloadView, rows: Sequence[Row]) -> dict[str, Any]:
     """Why times are replayed from traces, what exchanges cost in them, and which runs can show errors."""
     several = [group for group in view.groups if group.shape.ranks > 1 and group.first.timed]
     unpriced = [group for group in several if not all(row.priced for row in group.ok_rows)]
-    error = clock_error(rows)
     return {
         "shared_cores": any(row.wall.shares_cores for row in rows),
         "links_not_enforced": any(row.link_not_enforced for row in rows),
         "waited_for_cores": any(row.without_core > MAX_CONTENTION for row in rows),
-        "without_core": error and max(row.without_core for row in error.rows),
         "quotas": any(rank_quota(row.run, row.wall_result.runtime_info) < 1 for row in rows),
         "exchanging": len(several),
         "unpriced": [view.name_on(group) for group in unpriced],
