@@ -24,7 +24,7 @@ def sizes_of(run: RunSpec, machine: Machine | None) -> Sizes:
         InputError: torch is missing.
     """
     try:
-        from trainer.training.profile import optimizer_values, profile_model
+        from trainer.training.profile import profile_model
     except ModuleNotFoundError as error:
         raise InputError(f"a plan needs {error.name}; run: make venv") from error
     small = run.model_copy(update={"batch_size": min(SAMPLES, run.batch_size)})
@@ -39,4 +39,4 @@ def sizes_of(run: RunSpec, machine: Machine | None) -> Sizes:
             )
         own = each.name, each.parameters, each.largest_tensor, each.output_bytes, each.saved_bytes
         blocks.append(Block(*own, (low, high)))
-    return Sizes(blocks, run.model.tensor_parallel_pairs, optimizer_values(run))
+    return Sizes(blocks, run.model.tensor_parallel_pairs, len(run.optimizer.state_names))
