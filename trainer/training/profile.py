@@ -111,7 +111,7 @@ def profile_blocks(
         targets: the targets of the loss, shape (batch, …). The time of the loss counts for the last block.
         loss: the loss function of the output and the targets.
         warm_up: passes before the measurement.
-        runs: measured passes; times are medians over them.
+        runs: measured passes; times are medians over them, and 0 without any.
         clock: returns seconds.
     """
     chain = list(blocks)
@@ -120,6 +120,7 @@ def profile_blocks(
     batch = len(inputs)
     flops, outputs, saved = _count(chain, inputs)
     times = [_time_pass(chain, inputs, targets, clock, loss) for _ in range(warm_up + runs)][warm_up:]
+    times = times or [([0.0] * len(chain), [0.0] * len(chain))]
     forward, backward = (
         [median(each) for each in zip(*passes, strict=True)] for passes in zip(*times, strict=True)
     )
