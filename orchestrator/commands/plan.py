@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -33,6 +34,7 @@ from orchestrator.prediction.simulated import RUNTIME
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label, strategy_label
 from orchestrator.report.statistics.spread import span
+from orchestrator.results.environment import memory_free
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from orchestrator.sweeps.expand import BlockFields, check_field, expand
@@ -193,13 +195,16 @@ class Planner:
             spent = time.monotonic() - started
             if spent >= seconds or self._stopped:
                 return False
+            if (least := self.plan.serial.work_s[0] * STEPS * EPOCHS) > seconds - spent:
+                self._said(f"executing a layout takes {least:.0f} s or more: the rest is left out")
+                return False
             left = min(seconds - spent, spent / done * (number - done)) if done else seconds
             name = named(option.run)
             self._said(f"executing {done + 1} of {number}, at most {left:.0f} s more: {name}")
             return True
 
         with self._trials(runtime, RUNTIME) as tried:
-            self.plan = self.plan.executed(self._until_interrupted(tried), goes_on)
+            self.plan = self.plan.executed(self._until_interrupted(tried), goes_on, memory_free())
 
     def run(self, selected: SelectedRuntime, number: int | None) -> None:
         """Run the fastest layouts for real.
@@ -217,7 +222,9 @@ class Planner:
         self._said(f"running {number} for real")
         selected.runtime.configure(selected.runtime.Options())
         with self._trials(selected.runtime, selected.name) as tried:
-            self.plan = self.plan.for_real(self._until_interrupted(tried), number)
+            elsewhere = selected.runtime.info.remote
+            room_bytes = inf if elsewhere else memory_free()
+            self.plan = self.plan.for_real(self._until_interrupted(tried), number, room_bytes)
 
     def _until_interrupted(self, try_: Try) -> Try:
         def tried(run: RunSpec) -> Trial | Failed:

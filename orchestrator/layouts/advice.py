@@ -13,6 +13,7 @@ from orchestrator.layouts.candidates import Impossible
 from orchestrator.layouts.formula import Estimate, Sizes, estimate
 from orchestrator.layouts.trials import Failed, Trial
 from orchestrator.prediction.error_model import PRIOR
+from orchestrator.report.formats import size
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 
@@ -85,23 +86,25 @@ class Plan:
     impossible: Sequence[Impossible]
     memory_bytes: float | None = None
 
-    def executed(self, try_: Try, goes_on: Callable[[Option, int], bool]) -> Plan:
+    def executed(self, try_: Try, goes_on: Callable[[Option, int], bool], room_bytes: float = inf) -> Plan:
         """The plan with its layouts executed, the fastest first.
 
-        goes_on: asked before each with its number; False ends it.
+        Args:
+            goes_on: asked before each with its number; False ends it.
+            room_bytes: what all ranks of a layout together may hold.
         """
         found = [*self.fitting]
         for at, each in enumerate(self.fitting):
             if not goes_on(each, at):
                 break
-            found[at] = replace(each, trial=try_(each.run))
+            found[at] = replace(each, trial=_tried(each, try_, room_bytes))
         fitting = [each for each in found if not _exceeds(each, self.memory_bytes)]
         too_large = [*self.too_large, *(each for each in found if _exceeds(each, self.memory_bytes))]
         return replace(self, fitting=sorted(fitting, key=_order), too_large=sorted(too_large, key=_held))
 
-    def for_real(self, try_: Try, number: int) -> Plan:
-        """The plan with its fastest layouts run for real."""
-        found = [replace(each, real=try_(each.run)) for each in self.fitting[:number]]
+    def for_real(self, try_: Try, number: int, room_bytes: float = inf) -> Plan:
+        """The plan with its fastest layouts run for real. room_bytes: see `executed`."""
+        found = [replace(each, real=_tried(each, try_, room_bytes)) for each in self.fitting[:number]]
         return replace(self, fitting=[*found, *self.fitting[number:]])
 
     @property
@@ -142,6 +145,15 @@ def plan(
     return Plan(
         serial_s, sorted(fitting, key=_order), sorted(too_large, key=_held), impossible, memory_bytes
     )
+
+
+def _tried(option: Option, try_: Try, room_bytes: float) -> Trial | Failed:
+    """The trial of a layout, if its ranks fit into the memory here."""
+    needed = option.formula.held_bytes * option.run.world_size
+    if needed <= room_bytes:
+        return try_(option.run)
+    reason = f"its ranks hold {size(needed)}, and {size(room_bytes)} of memory are free here"
+    return Failed(option.run, reason)
 
 
 def _order(option: Option) -> tuple[bool, bool, float]:

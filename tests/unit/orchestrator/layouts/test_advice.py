@@ -128,6 +128,10 @@ def test_executed_layouts_come_first_and_regret_compares_with_the_fastest_real_o
     assert [each.held_bytes for each in executed.fitting[:2]] == [5, 5]
     low, high = executed.fitting[0].step_s[1:]
     assert low < 1.0 < high
+    held_by_all = 2 * found.fitting[0].formula.held_bytes
+    for room, kind in ((held_by_all, Trial), (held_by_all - 1, Failed)):
+        first = found.executed(too_much, lambda option, done: done < 1, room).fitting
+        assert [type(each.trial) for each in first if each.trial] == [kind]
     less = plan_of(1e9).executed(too_much, lambda option, done: done < 1)
     assert ([each.held_bytes for each in less.too_large], len(less.fitting)) == ([2e9], 2)
     for real_s, regret in (([1, 2], 0.0), ([3, 2], 0.5), ([1], None), ([None, 2], None)):
