@@ -13,7 +13,6 @@ from orchestrator.layouts.candidates import Impossible
 from orchestrator.layouts.formula import Estimate, Sizes, estimate
 from orchestrator.layouts.trials import Failed, Trial
 from orchestrator.prediction.error_model import PRIOR
-from orchestrator.report.formats import size
 from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Link
 
@@ -152,7 +151,7 @@ def _tried(option: Option, try_: Try, room_bytes: float) -> Trial | Failed:
     needed = option.formula.held_bytes * option.run.world_size
     if needed <= room_bytes:
         return try_(option.run)
-    reason = f"its ranks hold {size(needed)}, and {size(room_bytes)} of memory are free here"
+    reason = f"its ranks hold {needed / 1e9:.1f} GB, and {room_bytes / 1e9:.1f} GB are free here"
     return Failed(option.run, reason)
 
 
