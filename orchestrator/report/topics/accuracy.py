@@ -21,14 +21,15 @@ from orchestrator.report.topics.topic import Findings, Topic
 LABELLED = (*LR_SCHEDULE_FIELDS, *SURVIVAL, "lr", "accumulate", "recompute", "debug")  # beside parameters
 
 
+def whole(groups: Sequence[Group]) -> list[Group]:
+    """Those with an accuracy that no target accuracy ended."""
+    known = [group for group in groups if Q.accuracy.sample(group)]
+    return [group for group in known if not any(map(target_reached, group.ok_rows))]
+
+
 def _ranked(view: WorkloadView) -> list[Group]:
-    """Those that are compared, the best accuracy first; without runs that ended at a target accuracy."""
-    whole = [
-        group
-        for group in view.ranked_candidates
-        if Q.accuracy.sample(group) and not any(map(target_reached, group.ok_rows))
-    ]
-    return sorted(whole, key=Q.accuracy.mean_of, reverse=True)
+    """Those that are compared, the best accuracy first."""
+    return sorted(whole(view.ranked_candidates), key=Q.accuracy.mean_of, reverse=True)
 
 
 def best_accuracy(view: WorkloadView) -> Findings:

@@ -11,7 +11,7 @@ from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.learning import target_reached
+from orchestrator.report.topics.accuracy import whole
 from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.topic import Findings, Topic
 
@@ -23,11 +23,7 @@ def front(view: WorkloadView) -> Findings:
     front if another is claimed to be better in one, and is at least as good in the other as measured.
     Strategies that do the same work per step count as equally fast.
     """
-    known = [
-        group
-        for group in timed(_compared(view))
-        if Q.accuracy.sample(group) and not any(map(target_reached, group.ok_rows))
-    ]
+    known = whole(timed(_compared(view)))
     groups = [group for group in known if group.learned]
     if len(groups) < 2 or all(group.serial for group in groups):
         return

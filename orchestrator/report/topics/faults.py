@@ -88,18 +88,19 @@ def fault_cost(comparison: Comparison) -> Findings:
     """Time, steps, samples and accuracy that faults cost a configuration."""
     costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
     pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
-    answers = yield [Ask.of(each, pairs, of_sweep=True) for each in (Q.elapsed_s, Q.accuracy)]
-    compared = [each for answer in answers for each in answer.compared]
+    answers = [*(yield [Ask.of(each, pairs, of_sweep=True) for each in (Q.elapsed_s, Q.accuracy)])]
     for cost in costs:
+        compared = [each for answer in answers for each in answer.compared if each.left is cost.group]
         repeated, lost = cost.with_faults(Q.repeated_steps.of), cost.with_faults(Q.samples_lost.of)
         data = {
             "name": f"{cost.group.name} on {cost.group.shape.label}",
             "faults": cost.group.first.faults_label,
             "repeated_steps": repeated and (repeated.low, repeated.high),
             "samples_lost": lost and (lost.low, lost.high),
-            "compared": compared_data(each for each in compared if each.left is cost.group),
+            "compared": compared_data(compared),
         }
-        yield Finding("fault_cost", tuple(row for pair in cost.pairs for row in pair), data)
+        if compared:
+            yield Finding("fault_cost", tuple(row for pair in cost.pairs for row in pair), data)
 
 
 TOPIC = Topic(sweep_rules=(fault_cost,))
