@@ -12,7 +12,7 @@ from orchestrator.report.plots import Plot
 from orchestrator.report.render import tree
 from orchestrator.report.render.answer import verdict_section
 from orchestrator.report.render.appendix import environments, strategies
-from orchestrator.report.render.line_columns import PREDICTED, PUBLISHED
+from orchestrator.report.render.columns import PREDICTED, PUBLISHED
 from orchestrator.report.render.questions import question_sections
 from orchestrator.report.render.results import result_sections
 from orchestrator.report.render.runs import all_runs, missing_runs

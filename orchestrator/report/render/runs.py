@@ -13,10 +13,11 @@ import yaml
 from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.render import tree
-from orchestrator.report.render.columns import columns_of_runs
+from orchestrator.report.render.columns import columns_of
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, table_of
 from orchestrator.results.records import RankResult
@@ -36,7 +37,8 @@ _ALSO = ("timeout_s", "restarts", "trace")
 def all_runs(comparison: Comparison) -> list[tree.Block]:
     """The table of runs, its notes, and each run, in the order of the sweep."""
     rows, keys = comparison.rows, comparison.record.keys
-    numbers = table_of("", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - len(BESIDE))
+    runs = [Group((row,)) for row in rows]
+    numbers = table_of("", columns_of("runs"), runs, lambda run: run.rows, most=AT_FIRST - len(BESIDE))
     notes = list(dict.fromkeys(note for row in rows for note in _notes(row)))
     lines, sections = {}, {}
     for row, line in zip(rows, numbers.lines, strict=True):

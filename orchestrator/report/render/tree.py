@@ -5,10 +5,9 @@ Texts are plain here: only writers escape them, and mark the terms in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.verdict import Evidence
 
@@ -36,11 +35,6 @@ class Cell(NamedTuple):
     value: float | None = None
     kind: str = ""
     links: Sequence[Span] = ()
-
-    @classmethod
-    def of(cls, value: float | None, write: Callable[[float], str], detail: str = "") -> Cell:
-        """A number; an absent one as a dash."""
-        return cls(ABSENT) if value is None else cls(write(value), detail, value)
 
 
 class Head(NamedTuple):
