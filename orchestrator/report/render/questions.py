@@ -79,16 +79,8 @@ def _each_sentence_once(figures: Sequence[Drawing]) -> list[Drawing]:
 
 
 def _drawing(plot: Plot, comparison: Comparison, findings: Sequence[Finding], workload: str) -> Drawing:
-    kind, title = plot.kind, plot.heading
-    sentence = figure_sentence(kind.shows, kind.otherwise, comparison.view(plot.workload), findings)
-    return Drawing(
-        name=plot.name,
-        title=title,
-        sentence=sentence,
-        notes=" ".join(filter(None, [kind.caption, plot.note])),
-        alt=" ".join(filter(None, [f"{title}.", sentence, plot.note])),
-        wide=plot.chart.wide,
-        timelines=plot.timelines,
-        data=figure_data(plot.chart.spec, ", ".join(filter(None, [title, workload]))),
-        workload=workload,
+    sentence = figure_sentence(
+        plot.kind.shows, plot.kind.otherwise, comparison.view(plot.workload), findings
     )
+    label = ", ".join(filter(None, [plot.heading, workload]))
+    return Drawing(plot, sentence, figure_data(plot.chart.spec, label), workload)
