@@ -26,14 +26,14 @@ def question_sections(
         drawn = [plot for plot in plots if plot.kind.question == key]
         several = len({plot.workload for plot in drawn}) > 1
         for workload in comparison.workloads:
-            figures = [
-                _drawing(plot, comparison, findings, names.of(workload) if several else "")
-                for plot in drawn
-                if plot.workload == workload
-            ]
+            figures: list[Drawing] = []
+            for plot in (plot for plot in drawn if plot.workload == workload):
+                figure = _drawing(plot, comparison, findings, names.of(workload) if several else "")
+                repeated = any(figure.sentence == above.sentence for above in figures)
+                figures.append(figure._replace(sentence="") if repeated else figure)
             if figures:
                 blocks += [Heading(names.of(workload))] if several else []
-                blocks.append(Box("figures", _each_sentence_once(figures)))
+                blocks.append(Box("figures", figures))
         about = [each for each in findings if not each.caution and _question_of(each, plots) == key]
         if about:
             said = said_of(about, names, anchors)
@@ -66,16 +66,6 @@ def said_of(findings: Sequence[Finding], names: WorkloadNames, anchors: set[str]
         name = names.of(workload) if workload else ""
         blocks += [*([Heading(name)] if name else []), Findings(topics)]
     return blocks
-
-
-def _each_sentence_once(figures: Sequence[Drawing]) -> list[Drawing]:
-    """Figures of one question, without the sentence that one above has."""
-    said: set[str] = set()
-    shown = []
-    for figure in figures:
-        shown.append(figure._replace(sentence="") if figure.sentence in said else figure)
-        said.add(figure.sentence)
-    return shown
 
 
 def _drawing(plot: Plot, comparison: Comparison, findings: Sequence[Finding], workload: str) -> Drawing:

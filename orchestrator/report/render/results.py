@@ -43,41 +43,25 @@ class _Chapter(NamedTuple):
         )
 
 
-# Other sections, whose tables are of that name in ORDER: id, title, that of the fold, and which of the
-# configurations that are ok have a line.
-_OTHERS: tuple[tuple[str, str, str, Callable[[list[Group]], list[Group]]], ...] = (
-    (
-        "model-partitioning",
-        "Model and memory per rank",
-        "The memory of each configuration",
-        lambda ok: ok if is_partitioned(ok) else [],
-    ),
-    (
-        "certificates",
-        "Certificates",
-        "The certificate of each configuration",
-        lambda ok: [group for group in ok if any(row.node_samples for row in group.ok_rows)],
-    ),
-    (
-        "containers",
-        "Containers",
-        "The containers of each configuration",
-        lambda ok: [group for group in ok if any(map(containers, group.ok_rows))],
-    ),
-)
+# Which of the configurations that are ok have a line, in sections whose table has the same name in ORDER.
+_WITH_LINE: dict[str, Callable[[list[Group]], list[Group]]] = {
+    "model-partitioning": lambda ok: ok if is_partitioned(ok) else [],
+    "certificates": lambda ok: [group for group in ok if any(row.node_samples for row in group.ok_rows)],
+    "containers": lambda ok: [group for group in ok if any(map(containers, group.ok_rows))],
+}
 
 
 def result_sections(comparison: Comparison, claims: Claims) -> Iterator[Section]:
     """The results, and what there is beside them."""
-    chapters = _chapters(comparison)
+    chapters, about = _chapters(comparison), ABOUT["results"]["about"]
     columns = columns_of("results", speedup_intervals(comparison, claims))
-    blocks = [*texts(comparison.record.description, kind="description"), *texts(ABOUT["results"])]
+    blocks = [*texts(comparison.record.description, kind="description"), *texts(about)]
     for each in chapters:
         table = each.table("Results", columns, each.groups)
         blocks += [Heading(each.label), *texts(each.conditions, marked=True), table]
     yield Section("results", "Results", blocks, listed=True)
     if costs := fault_costs(comparison):
-        title = "What faults cost"
+        title, about = ABOUT["faults"]["title"], ABOUT["faults"]["about"]
         table = table_of(
             title,
             FAULTS,
@@ -85,15 +69,16 @@ def result_sections(comparison: Comparison, claims: Claims) -> Iterator[Section]
             lambda cost: cost.group.rows,
             lambda cost: "failed" if cost.missing else "",
         )
-        yield Section("faults", title, [*texts(ABOUT["faults"]), table])
-    for id_, title, summary, with_line in _OTHERS:
+        yield Section("faults", title, [*texts(about), table])
+    for name, with_line in _WITH_LINE.items():
+        title, folded, about = (ABOUT[name][part] for part in ("title", "folded", "about"))
         blocks = []
         for each in chapters:
             if shown := with_line([group for group in each.groups if group.ok]):
-                blocks += [Heading(each.label), each.table(title, columns_of(id_), shown)]
+                blocks += [Heading(each.label), each.table(title, columns_of(name), shown)]
         if blocks:
-            opened = len(chapters) == 1 and id_ != "certificates"
-            yield Section(id_, title, [*texts(ABOUT[id_]), Fold(summary, blocks, opened, "table")])
+            opened = len(chapters) == 1 and name != "certificates"
+            yield Section(name, title, [*texts(about), Fold(folded, blocks, opened, "table")])
 
 
 def _chapters(comparison: Comparison) -> list[_Chapter]:

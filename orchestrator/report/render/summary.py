@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, listed
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.locations import describe_nodes
@@ -45,11 +43,6 @@ def one_line(comparison: Comparison) -> str:
         ended = max(row.result.started_at + row.result.wall_s for row in rows)
         parts += [_when(began, ended), f"Nodes: {describe_nodes(rows)}"]
     return ". ".join(parts) + "."
-
-
-def disturbance(findings: Sequence[Finding]) -> str:
-    """That other processes used the machine, if they did: without it, the verdict would mislead."""
-    return "".join(finding.text for finding in findings if finding.kind == "disturbed")
 
 
 def seeds_line(comparison: Comparison) -> str:
