@@ -39,7 +39,7 @@ def _paragraphs(block: tree.Block) -> Iterator[str]:
         case tree.Heading():
             yield f"### {plain(block.text)}"
         case tree.Text():
-            text = _BLOCK_MARKER.sub(r"\1\\\2", _line(block.parts))
+            text = _paragraph(*block.parts)
             yield f"**{text}**" if block.kind.startswith("headline") else text
         case tree.Fold():
             yield _folded(block.title, _written(block.blocks))
@@ -127,7 +127,7 @@ def _folded(title: str, content: Iterable[str]) -> str:
 
 
 def _line(parts: tree.Inline) -> str:
-    """Parts as one line. Swatches have no text."""
+    """Parts as one line, with markup in texts escaped. Swatches have no text."""
     written = ""
     for part in parts:
         if isinstance(part, str):
@@ -148,9 +148,9 @@ def _code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Text from a file as one line, with markup escaped."""
-    return " ".join(text.split("\n")).translate(_ESCAPES).strip()
+    return _line([text])
 
 
-def _paragraph(text: str) -> str:
-    """Like `plain`, at the start of a block."""
-    return _BLOCK_MARKER.sub(r"\1\\\2", plain(text))
+def _paragraph(*parts: str | tree.Span) -> str:
+    """A line at the start of a block."""
+    return _BLOCK_MARKER.sub(r"\1\\\2", _line(parts))

@@ -10,7 +10,8 @@
   const tools = document.getElementById("tools");
   const chips = tools ? all("button[data-series]", tools) : [];
   const selects = tools ? all("select[data-filter]", tools) : [];
-  const view = { hide: new Set(), selected: {}, at: "" };
+  const nothing = () => Object.fromEntries(selects.map((select) => [select.dataset.filter, ""]));
+  const view = { hide: new Set(), selected: nothing(), at: "" };
 
   /** Takes the view from the fragment, such as `nodes=4`. A fragment that is an id leaves the view as it is. */
   function readFragment() {
@@ -88,7 +89,7 @@
     });
     tools.querySelector(".reset").addEventListener("click", () => {
       view.hide.clear();
-      for (const select of selects) view.selected[select.dataset.filter] = "";
+      view.selected = nothing();
       changeView();
     });
   }
@@ -462,7 +463,6 @@
   setUpTerms();
   setUpRuns();
   setUpPrinting();
-  for (const select of selects) view.selected[select.dataset.filter] = "";
   readFragment();
   applyView();
   showTarget();
