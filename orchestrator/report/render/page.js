@@ -139,8 +139,6 @@
     [...views(spec)].map((inner) => inner.encoding?.[axis])
       .filter((channel) => channel?.type === "quantitative" && channel.scale !== null);
 
-  const isLog = (spec, axis) => channels(spec, axis).some((channel) => channel.scale?.type === "log");
-
   /** Makes an axis linear or logarithmic. The figure has the domain of each. */
   function setScale(spec, axis, type) {
     for (const channel of channels(spec, axis)) {
@@ -254,7 +252,7 @@
     const copy = structuredClone(spec);
     const button = figure.querySelector("button.scale");
     const type = button?.getAttribute("aria-pressed") === "true" ? "log" : "linear";
-    if (button && isLog(spec, log) !== (type === "log")) setScale(copy, log, type);
+    if (button) setScale(copy, log, type);
     const box = figure.querySelector(".drawing");
     const label = box.querySelector("[role=img]").getAttribute("aria-label");
     drawn.get(name)?.finalize();
@@ -266,7 +264,7 @@
     const { spec, log } = figures[figure.dataset.figure];
     if (!log) return;
     const button = create("button", { type: "button", className: "scale", textContent: "Log scale" });
-    button.setAttribute("aria-pressed", String(isLog(spec, log)));
+    button.setAttribute("aria-pressed", String(channels(spec, log).some((channel) => channel.scale?.type === "log")));
     button.addEventListener("click", () => {
       button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
       drawFigure(figure);
