@@ -96,8 +96,8 @@ def _options(verdict: Verdict, view: WorkloadView) -> Table:
 
 def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
     def option(of: Verdict) -> Cell:
-        first = _first(of)
-        return Cell(f"{first.name}, {first.shape}", _sure(of)) if of.options else Cell("none")
+        first, sure = _first(of), of.shown or ("decided" if of.decided else "undecided")
+        return Cell(f"{first.name}, {first.shape}", sure) if of.options else Cell(first.name)
 
     def accuracy(of: Verdict) -> Cell:
         first = _first(of)
@@ -121,10 +121,6 @@ def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
 def _first(verdict: Verdict) -> Option:
     """The option that the headline names first."""
     return next((each for each in verdict.options if each.first), [*verdict.options, NO_OPTION][0])
-
-
-def _sure(verdict: Verdict) -> str:
-    return verdict.shown or ("decided" if verdict.decided else "undecided")
 
 
 def _means(key: str, title: str, text: Callable[[T], str]) -> Column[T]:
