@@ -18,8 +18,7 @@ from orchestrator.report.model.rows import FAULTS as FAULTY
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.stragglers import mean_wait_shares, straggler_of, wait_shares
-from orchestrator.report.render.columns import columns_of_groups
-from orchestrator.report.render.line_columns import FAULTS
+from orchestrator.report.render.columns import FAULTS, columns_of
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.report.topics import find
 from orchestrator.report.topics.faults import NO_COMMON_SEED, NO_COUNTERPART, fault_costs
@@ -248,10 +247,10 @@ def test_each_link_is_a_workload_with_the_same_serial_runs(linked: Comparison) -
 
 
 def test_a_table_shows_the_median_that_was_measured_beside_what_was_requested(linked: Comparison) -> None:
-    line = cells(columns_of_groups("groups"), linked.groups_in(linked.workloads[0]))[1]
+    line = cells(columns_of("results"), linked.groups_in(linked.workloads[0]))[1]
     assert line["link_latency_s"] == "1.10 ms | 1.00 ms requested"
     assert line["link_bytes_per_s"] == "9.60 Mbit/s | 10.0 Mbit/s requested"
-    (plain,) = cells(columns_of_groups("groups"), a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
+    (plain,) = cells(columns_of("results"), a_comparison(over(None, "all_reduce", 2.0)[0]).groups)
     assert "link_latency_s" not in plain
     assert findings_of(linked, "link_not_enforced") == []
 
