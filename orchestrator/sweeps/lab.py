@@ -45,6 +45,9 @@ class Published(BaseModel):
     activations: float | None = Field(
         None, gt=0, description="stored activations of the rank that stores most, relative to `serial`"
     )
+    exchange_share: float | None = Field(
+        None, gt=0, le=1, description="share of time in exposed exchanges and waiting"
+    )
     derived: list[str] = Field(
         default=[],
         description="the figures that the source does not state but that follow from its code or formulas",

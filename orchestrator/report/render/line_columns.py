@@ -80,6 +80,7 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("staleness", "Staleness", Q.staleness_mean),
     *_both("bubble", Q.bubble_share.title, Q.bubble_share),
     *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
+    *_both("exchange_share", Q.exchange_share.title, Q.exchange_share),
 )
 
 

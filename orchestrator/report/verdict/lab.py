@@ -36,6 +36,7 @@ _RATIOS = (
     _Ratio("rounds_to_target", Q.rounds_to_target, lambda group: len({*seeds_at_target(group)}) == 1),
     _Ratio("bubble", Q.bubble_share),
     _Ratio("activations", ACTIVATIONS_OF_SERIAL),
+    _Ratio("exchange_share", Q.exchange_share),
 )
 
 
