@@ -11,7 +11,8 @@ from statistics import fmean
 
 from orchestrator.report.formats import memory, percent, size, whole
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.quantities.communication import Communication
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RankResult
 
@@ -127,6 +128,18 @@ def _of_serial(read: Metric) -> Callable[[Group, str], str]:
 # Of published figures.
 ACTIVATIONS_OF_SERIAL = Quantity(
     percent, lambda row: row.of_serial(lambda each: each.activation_bytes), "Activations, of serial"
+)
+
+STATE_OF_SERIAL = Quantity(
+    formats.percent, lambda row: row.of_serial(lambda each: each.state_bytes), "State, of serial"
+)
+SENT_OF_WEIGHTS = Quantity(
+    formats.ratio,
+    lambda row: quotient(
+        Communication.bytes_sent_per_rank_per_step.of(row),
+        row.serials(lambda each: memory_by_kind(each).get("weights")),
+    ),
+    "Sent per rank and step, of the weights",
 )
 
 

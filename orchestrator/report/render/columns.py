@@ -10,7 +10,11 @@ from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.learning import last_epoch
-from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
+from orchestrator.report.quantities.model_partition import (
+    ACTIVATIONS_OF_SERIAL,
+    SENT_OF_WEIGHTS,
+    STATE_OF_SERIAL,
+)
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.render.tables import Column, Write, numbers, words
 from orchestrator.report.render.tree import Cell
@@ -215,6 +219,9 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     *_both("staleness", "Staleness", Q.staleness_mean),
     *_both("bubble", Q.bubble_share.title, Q.bubble_share),
     *_both("activations", ACTIVATIONS_OF_SERIAL.title, ACTIVATIONS_OF_SERIAL),
+    *_both("state", STATE_OF_SERIAL.title, STATE_OF_SERIAL),
+    *_both("sent", SENT_OF_WEIGHTS.title, SENT_OF_WEIGHTS),
+    *_both("exchange_share", Q.exchange_share.title, Q.exchange_share),
 )
 
 
