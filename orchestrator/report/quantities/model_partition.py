@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from orchestrator.report.formats import memory, percent, size, whole
+from orchestrator.report.formats import percent, ratio, size
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.report.quantities.communication import Communication
@@ -131,10 +131,10 @@ ACTIVATIONS_OF_SERIAL = Quantity(
 )
 
 STATE_OF_SERIAL = Quantity(
-    formats.percent, lambda row: row.of_serial(lambda each: each.state_bytes), "State, of serial"
+    percent, lambda row: row.of_serial(lambda each: each.state_bytes), "State, of serial"
 )
 SENT_OF_WEIGHTS = Quantity(
-    formats.ratio,
+    ratio,
     lambda row: quotient(
         Communication.bytes_sent_per_rank_per_step.of(row),
         row.serials(lambda each: memory_by_kind(each).get("weights")),
