@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from orchestrator.report.formats import percent, ratio, size
+from orchestrator.report.formats import memory, percent, ratio, size, whole
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.report.quantities.communication import Communication
