@@ -39,6 +39,8 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
     # The order of updates differs between runs: use a model that learns in any order.
     "hogwild": {"model": MLP},
     "async_parameter_server": {"model": MLP},
+    # A step adds the rate or subtracts it.
+    "demo": {"lr": 0.005},
     # They divide tokens and experts.
     "context_parallel": {"dataset": TOKENS, "model": GPT, "batch_size": 2},
     "expert_parallel": {"dataset": TOKENS, "model": {**GPT, "experts": 4}, "batch_size": 2},

@@ -192,6 +192,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "push_sum": "trainer.strategies.push_sum:PushSum",
         "sparta": "trainer.strategies.sparta:Sparta",
         "all_reduce": "trainer.strategies.all_reduce:AllReduce",
+        "demo": "trainer.strategies.demo:DeMo",
         "delayed_all_reduce": "trainer.strategies.delayed_all_reduce:DelayedAllReduce",
         "all_gather": "trainer.strategies.all_gather:AllGather",
         "reduce_broadcast": "trainer.strategies.reduce_broadcast:ReduceBroadcast",
