@@ -198,6 +198,8 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "reduce_broadcast": "trainer.strategies.reduce_broadcast:ReduceBroadcast",
         "parameter_server": "trainer.strategies.parameter_server:ParameterServer",
         "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
+        "async_diloco": "trainer.strategies.async_diloco:AsyncDiLoCo",
+        "fedbuff": "trainer.strategies.fedbuff:FedBuff",
         "ddp": "trainer.strategies.ddp:Ddp",
         "zero1": "trainer.strategies.zero1:Zero1",
         "zero2": "trainer.strategies.zero2:Zero2",
