@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Interval, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ class AsyncDiLoCo(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
@@ -96,11 +97,12 @@ class AsyncDiLoCo(Strategy):
         from trainer.parallel.asynchronous_rounds import pushes
 
         n, c, beta = self.delay or session.size - 1, self.activation, self.outer_momentum
-        m = delta = replica.flat_parameters() * 0
-        for t, push in enumerate(pushes(session, replica, local_steps, max_staleness=None), start=1):
+        zeros = replica.flat_parameters() * 0
+        own = session.own_state(t=0, m=zeros, delta=zeros)
+        for push in pushes(session, replica, local_steps, max_staleness=None):
             with session.clock.phase("compute"):
-                delta, share = delta + push.change, c
-                if t % n == 0:
-                    m, delta, share = beta * m + delta / n, delta * 0, 1 - c * n + c
-                step = push.change / n + share * beta * m
+                own.t, own.delta, share = own.t + 1, own.delta + push.change, c
+                if own.t % n == 0:
+                    own.m, own.delta, share = beta * own.m + own.delta / n, zeros, 1 - c * n + c
+                step = push.change / n + share * beta * own.m
                 replica.set_flat_parameters(replica.flat_parameters() - self.outer_lr * step)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Interval, Strategy
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
@@ -39,6 +39,7 @@ class FedBuff(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (

@@ -7,8 +7,10 @@ float64, in the order that the server's trace shows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,12 @@ from torch import Tensor
 from tests.support.virtual_training import VirtualTraining, train_virtually
 from tests.unit.plain_torch import PARTS, Nodes, close
 from tests.unit.training import SMALL, train
+from trainer.comm.errors import CommunicationError
 from trainer.core.trace import Kind
 from trainer.data.cache import DatasetCache
 from trainer.spec.registries import STRATEGIES
 from trainer.spec.run_spec import RunSpec
+from trainer.training.replica import Replica
 from trainer.virtual.options import VirtualOptions
 
 DATASETS = DatasetCache()
@@ -31,18 +35,12 @@ FEDBUFF: dict[str, Any] = {"name": "fedbuff", "local_steps": 2}
 ASYNC: dict[str, Any] = {"name": "async_diloco", "outer_lr": 0.6, "outer_momentum": 0.8}
 
 
-def train_served(strategy: dict[str, Any], workers: int = 3, **fields: Any) -> VirtualTraining:
-    run = {
-        **SMALL,
-        "strategy": strategy,
-        "nodes": workers + 1,
-        "transport": "rpc",
-        "trace": "full",
-        **fields,
-    }
-    return train_virtually(
-        RunSpec.model_validate({**run, "trace": "full", "save_weights": True}), PRICED, DATASETS
-    )
+def train_served(
+    strategy: dict[str, Any], workers: int = 3, checkpoints: Path | None = None, **fields: Any
+) -> VirtualTraining:
+    placed = {"nodes": workers + 1, "transport": "rpc", "trace": "full", "save_weights": True}
+    run = {**SMALL, "strategy": strategy, **placed, **fields}
+    return train_virtually(RunSpec.model_validate(run), PRICED, DATASETS, checkpoints)
 
 
 def arrivals(training: VirtualTraining) -> list[list[tuple[int, bool]]]:
@@ -168,6 +166,37 @@ def test_rounds_are_as_long_as_nodes_are_fast() -> None:
     assert form.local_steps_of([1.0, 0.5, 0.29, 0.001]) == [100, 50, 29, 1]
     assert form.local_steps_of([0.5, 0.25]) == [100, 50]
     assert STRATEGIES.parse(ASYNC).local_steps_of([0.5, 0.25]) == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{**FEDBUFF, "buffer": 2}, {**ASYNC, "local_steps": 3, "delay": 4}],
+    ids=lambda form: form["name"],
+)
+def test_an_interrupted_run_ends_with_the_same_weights(
+    form: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Workers have momentum. Some changes of an epoch are left for the momentum in the next."""
+    fields = {**PARTS, **SPEEDS, **MOMENTUM, "checkpoint_epochs": 1}
+    whole = train_served(form, 3, tmp_path / "whole", **fields)
+    changes = [sum(is_push for _, is_push in requests) for requests in arrivals(whole)]
+    assert changes[0] % form.get("delay", 3)
+    step, taken = Replica.step, list[Replica]()
+
+    def interrupting_step(self: Replica) -> None:
+        taken.append(self)
+        if len(taken) > sum(result.steps for result in whole.results[1:]) // 2:
+            raise RuntimeError
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replica, "step", interrupting_step)
+        with pytest.raises(CommunicationError):  # of the server
+            train_served(form, 3, tmp_path / "below", **fields)
+    resumed = train_served(form, 3, tmp_path / "below", **fields)
+    assert [event.fields["epoch"] for event in resumed.events[0] if event.kind == "resumed"] == [1]
+    np.testing.assert_array_equal(resumed.weights, whole.weights)
+    assert resumed.results[0].bytes_sent == whole.results[0].bytes_sent
 
 
 @pytest.mark.parametrize(("delay", "allowed"), [(None, "1/N, 0.333"), (2, "1/N, 0.5")])
