@@ -44,15 +44,16 @@ def partitioner_loss(view: WorkloadView) -> Findings:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         better = [each.swapped for each in same.of(worst.left) if each.right_is_better]
-        best = sorted(better, key=lambda each: each.values[0])[-1:]
+        best = max(better, key=lambda each: each.values[0], default=None)
+        shown = [worst, best] if best else [worst]
         yield Finding.of(
             "partitioner_loss",
-            [group for each in (worst, *best) for group in (each.left, each.right)],
-            [worst, *best],
+            [group for each in shown for group in (each.left, each.right)],
+            shown,
             nodes=view.shape.label,
             partitioner=label,
             reference=reference,
-            strategies=[each.left.name for each in (worst, *best)],
+            strategies=[each.left.name for each in shown],
         )
 
 
