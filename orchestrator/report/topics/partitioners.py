@@ -136,15 +136,16 @@ def partitioners_by_strategy(subject: Subject) -> Chart | None:
         return None
     labels = [label for label in view.partitioners if any((name, label) in cells for name in compared)]
     records = [_cell(cells, name, label, labels[0]) for name in compared for label in labels]
-    sides = {"series": compared, "partitioner": labels}
+    row, column = "series", "partitioner"
+    rows, columns = compared, labels
     if len(labels) > max(MAX_COLUMNS, len(compared)):
-        sides = dict(reversed(sides.items()))
-    row, column = sides
+        row, column, rows, columns = column, row, columns, rows
     tips = {"series": "strategy", "partitioner": "partitioner", "written": "test accuracy", **INTERVAL}
     return grid(
         Map(
             [{**record, "row": record[row], "column": record[column]} for record in records],
-            *sides.values(),
+            rows,
+            columns,
             WORST,
             "loss",
             {**tips, "change": f"against {labels[0]}"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.findings.base import Finding
@@ -63,7 +64,7 @@ def accuracy_of(group: Group) -> float | None:
     return group.accuracy.mean if group.accuracy else None
 
 
-def speedup_data(against_serial: Compared) -> dict[str, object]:
+def speedup_data(against_serial: Compared) -> dict[str, Any]:
     """Serial's geometric mean over the strategy's, with the interval."""
     time, serial = against_serial.values
     interval = against_serial.interval

@@ -64,17 +64,18 @@ def split_points_figure(subject: Subject) -> Chart | None:
         (f"{block}, the default" if block == splits.default else block, group)
         for block, group in splits.by_block.items()
     ]
-    first, second = (
-        Quantity(seconds, lambda row, stage=stage: busy_s(row)[stage], f"stage {stage}") for stage in (0, 1)
-    )
     columns = [
         Column(Q.step_s, "time per step, s"),
-        Column(first, "busy time per step, s", second),
+        Column(_busy(0), "busy time per step, s", _busy(1)),
         Column(Q.load_balance, "load balance"),
         Column(Q.split_point_bytes_per_step_max, "traffic per step"),
     ]
     title = f"Split points of {splits.name}, by the first block of stage 1"
     return dots(subject, rows, columns, title, "Busy time: point, stage 0; vertical mark, stage 1")
+
+
+def _busy(stage: int) -> Quantity:
+    return Quantity(seconds, lambda row: busy_s(row)[stage], f"stage {stage}")
 
 
 TOPIC = Topic(
