@@ -84,19 +84,11 @@ def _over_time(subject: Subject, group: Group) -> list[Point]:
         return []
     found = []
     for point in points:
-        low, high = point.interval or (point.accuracy, point.accuracy)
-        found.append(
-            {
-                **final,
-                "mean": point.accuracy,
-                "low": low,
-                "high": high,
-                "written": percent(point.accuracy),
-                "interval": span(low, high, percent) if low < high else "",
-                "train_s": point.train_s,
-                "when": f"{seconds(point.train_s)}, epoch {point.epoch}",
-            }
-        )
+        mean = point.accuracy
+        low, high = point.interval or (mean, mean)
+        written = {"written": percent(mean), "interval": span(low, high, percent) if low < high else ""}
+        at = {"train_s": point.train_s, "when": f"{seconds(point.train_s)}, epoch {point.epoch}"}
+        found.append({**final, "mean": mean, "low": low, "high": high, **written, **at})
     if has_local_models(group) and took:
         end = max(took.mean, points[-1].train_s)
         found.append({**final, "train_s": end, "when": f"{seconds(end)}, average of the local models"})
