@@ -286,7 +286,7 @@ def a_comparison(
 def windowed(comparison: Comparison) -> Comparison:
     """The comparison with a window for each of its slowest runs that has a cluster time."""
     runs = [run for workload in comparison.workloads for run in slowest_runs(comparison.view(workload))]
-    times = [comparison.clusters.get(run.row.key) for run in runs]
+    times = [comparison.clusters.get(run.first.key) for run in runs]
     windows = {time.run: a_window(time) for time in times if isinstance(time, ClusterTime)}
     return replace(comparison, windows=windows)
 

@@ -58,14 +58,14 @@ def accuracy_over_time(subject: Subject) -> Chart | None:
         return None
     target = view.workload.target_accuracy
     lines = _lines(subject, f"Accuracy against {view.clock} time, {view.shape.label}", points, target)
-    return (lines if target is None else replace(lines, behind=_target(target, lines.y.channel))).chart()
+    return replace(lines, behind=_target(target, lines.y.channel)).chart()
 
 
-def _lines(subject: Subject, title: str, points: list[Point], *marked: float | None) -> Lines:
-    """marked: further accuracies on the axis."""
+def _lines(subject: Subject, title: str, points: list[Point], target: float | None = None) -> Lines:
+    """target: an accuracy that is on the axis, too."""
     clock = f"{subject.view.clock} time"
     bounds = [(point["low"], point["high"]) for point in points]
-    values = [*(point["mean"] for point in points), *(each for each in marked if each is not None)]
+    values = [*(point["mean"] for point in points), *([] if target is None else [target])]
     return Lines(
         title=title,
         records=points,
@@ -84,7 +84,7 @@ def _over_time(subject: Subject, group: Group) -> list[Point]:
         return []
     found = []
     for point in points:
-        mean = point.accuracy.mean
+        mean = point.accuracy
         low, high = point.interval or (mean, mean)
         written = {"written": percent(mean), "interval": span(low, high, percent) if low < high else ""}
         at = {"train_s": point.train_s, "when": f"{seconds(point.train_s)}, epoch {point.epoch}"}
@@ -95,7 +95,9 @@ def _over_time(subject: Subject, group: Group) -> list[Point]:
     return found
 
 
-def _target(target: float, y: Spec) -> list[Spec]:
+def _target(target: float | None, y: Spec) -> list[Spec]:
+    if target is None:
+        return []
     at = [{"series": "target", "mean": target}]
     style = {"text": f"target, {percent(target)}", "color": colour("soft"), "align": "left"}
     return [

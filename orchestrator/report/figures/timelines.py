@@ -7,12 +7,12 @@ from math import ceil
 from textwrap import wrap
 from typing import Any
 
-from orchestrator.replay.windows import Part, Steps, Window
+from orchestrator.replay.windows import Part
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import part_scale
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.spec import TOP_LEGEND, channel, data, facet, layer
-from orchestrator.report.formats import JOIN, significant, whole
+from orchestrator.report.formats import JOIN, significant
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.timelines import Timeline
 
@@ -28,13 +28,13 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
     """A panel for each run, with a line per rank; None without runs."""
     if not timelines:
         return None
-    across = min(len(timelines), len(WIDTHS))
-    ranks = _most_ranks(timelines)
-    panels = {each.run.group.series: each for each in timelines}
-    records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
+    boxes = sum(len(parts) for each in timelines for parts in each.window.ranks[:MOST_RANKS])
+    ranks = max(2, min(MOST_RANKS, MOST_RANKS * MOST_BOXES // max(boxes, 1)))
+    records = [record for each in timelines for record in _records(each, ranks)]
     most = max(min(len(each.window.ranks), ranks) for each in timelines)
     ticks = {"values": [*range(0, most, ceil(most / MOST_TICKS))]}
-    boxes = layer(
+    across = min(len(timelines), len(WIDTHS))
+    layers = layer(
         "rect",
         {"height": {"band": 0.84}},
         tips={"series": "strategy", "rank": "rank", "phase": "phase", "exchange": "exchange"}
@@ -46,47 +46,37 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
     )
     view_of = {
         **data(records),
-        "facet": facet({series: _title(each, view, ranks) for series, each in panels.items()}),
+        "facet": facet({each.group.series: _title(each, view, ranks) for each in timelines}),
         "columns": across,
-        "spec": {**boxes, "height": RANK * most, "width": WIDTHS[across]},
+        "spec": {**layers, "height": RANK * most, "width": WIDTHS[across]},
         "resolve": {"scale": {"x": "independent", "y": "independent"}},
     }
     return Chart.of(view_of, f"Timelines of the slowest runs, in {view.clock} time", wide=True)
 
 
-def _most_ranks(timelines: Sequence[Timeline]) -> int:
-    """How many ranks of each run are drawn, at least two."""
-    for ranks in range(MOST_RANKS, 2, -1):
-        boxes = sum(len(parts) for each in timelines for parts in each.window.ranks[:ranks])
-        if boxes <= MOST_BOXES:
-            return ranks
-    return 2
-
-
 def _title(timeline: Timeline, view: WorkloadView, most: int) -> list[str]:
     """`all_reduce · gloo, 4 nodes, seed 1`, and which part of the run is shown."""
-    run = timeline.run
-    size = run.group.shape.short if run.group.shape.per_node else run.group.shape.label
-    name = f"{run.group.series}{view.partitioner(run.group)}, {size}, seed {run.row.seed}"
-    ranks = len(timeline.window.ranks)
-    hidden = f"; the first {most} of {ranks} ranks" if ranks > most else ""
-    start = f"from {significant(timeline.window.start_s, 4)}{JOIN}s"
-    return [*wrap(name, WIDEST), f"{_part(timeline.windows.steps)}, {start}{hidden}"]
-
-
-def _part(steps: Steps | None) -> str:
+    group, steps, ranks = timeline.group, timeline.windows.steps, len(timeline.window.ranks)
+    size = group.shape.short if group.shape.per_node else group.shape.label
     if steps is None:
-        return "the whole run"
-    if steps.exchange:
-        return f"around the exchange after step {whole(steps.last)} of {whole(steps.of)}"
-    return f"steps {whole(steps.first)} to {whole(steps.last)} of {whole(steps.of)}"
+        part = "the whole run"
+    elif steps.exchange:
+        part = f"around the exchange after step {steps.last:,} of {steps.of:,}"
+    else:
+        part = f"steps {steps.first:,} to {steps.last:,} of {steps.of:,}"
+    start = f"from {significant(timeline.window.start_s, 4)}{JOIN}s"
+    hidden = f"; the first {most} of {ranks} ranks" if ranks > most else ""
+    name = f"{group.series}{view.partitioner(group)}, {size}, seed {group.first.seed}"
+    return [*wrap(name, WIDEST), f"{part}, {start}{hidden}"]
 
 
-def _records(series: str, window: Window, ranks: int) -> Iterator[dict[str, Any]]:
+def _records(timeline: Timeline, ranks: int) -> Iterator[dict[str, Any]]:
+    """The boxes of the first ranks."""
+    window = timeline.window
     for rank, parts in enumerate(window.ranks[:ranks]):
         for part in parts:
             yield {
-                "series": series,
+                "series": timeline.group.series,
                 "rank": rank,
                 "phase": part.phase,
                 "exchange": _exchange(part),
@@ -97,8 +87,6 @@ def _records(series: str, window: Window, ranks: int) -> Iterator[dict[str, Any]
 
 def _exchange(part: Part) -> str:
     """`all_reduce, 18.2 kB`, `all_reduce, waits for rank 2`; a dash while the rank works."""
-    if not part.exchange:
-        return formats.ABSENT
     size = formats.size(part.bytes) if part.bytes else ""
-    waits = f"waits for rank {part.waits_for}" if part.waits_for is not None else ""
-    return ", ".join(filter(None, [part.exchange, size, waits]))
+    waits = "" if part.waits_for is None else f"waits for rank {part.waits_for}"
+    return ", ".join(filter(None, [part.exchange or formats.ABSENT, size, waits]))

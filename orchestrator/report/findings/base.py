@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from orchestrator.report.findings.decide import Compared
 from orchestrator.report.findings.sentences import sentence
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
@@ -127,9 +128,23 @@ class Finding:
     workload: Workload | None = None
 
     @classmethod
-    def of(cls, kind: str, groups: Iterable[Group | None], **data: Any) -> Finding:
-        """What follows from the ok runs of these groups."""
-        return cls(kind, evidence(groups), data)
+    def of(
+        cls,
+        kind: str,
+        groups: Iterable[Group | None],
+        compared: Iterable[Compared] | None = None,
+        /,
+        *,
+        workload: Workload | None = None,
+        **data: Any,
+    ) -> Finding:
+        """A finding on the ok runs of these groups, each once.
+
+        compared: the comparisons that it follows from, which are in its data, too.
+        """
+        if compared is not None:
+            data["compared"] = [each.data() for each in compared]
+        return cls(kind, evidence(groups), data, workload)
 
     @cached_property
     def text(self) -> str:

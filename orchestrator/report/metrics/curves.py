@@ -21,24 +21,22 @@ class CurvePoint:
 
     epoch: int
     train_s: float
-    accuracy: Spread
+    accuracy: float
     interval: Bounds | None
 
 
 def curve(group: Group) -> list[CurvePoint]:
     """One point for each epoch that every seed evaluated: the mean over nodes' models, then over seeds."""
     runs = [_epochs(row) for row in group.ok_rows if row.timed]
-    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     points = []
-    for epoch in shared:
-        time = Spread.of((run[epoch][0] for run in runs), geometric=True)
-        reached = [run[epoch][1] for run in runs]
-        if time and (accuracy := Spread.of(reached)):
-            after = partial(_accuracies, epoch)
-            shift = group.shift(f"{Q.accuracy.name} after epoch {epoch}", after, Q.accuracy.possible)
-            interval = accuracy_interval([each + shift for each in reached], group.first.test_samples)
-            shifted = accuracy.shifted(shift, ratio=False)
-            points.append(CurvePoint(epoch, time.mean, shifted, interval))
+    for epoch in sorted(set.intersection(*map(set, runs))) if runs else ():
+        times, reached = zip(*(run[epoch] for run in runs), strict=True)
+        after = partial(_accuracies, epoch)
+        shift = group.shift(f"{Q.accuracy.name} after epoch {epoch}", after, Q.accuracy.possible)
+        shifted = [each + shift for each in reached]
+        interval = accuracy_interval(shifted, group.first.test_samples)
+        if time := Spread.of(times, geometric=True):
+            points.append(CurvePoint(epoch, time.mean, fmean(shifted), interval))
     return points
 
 
@@ -79,6 +77,6 @@ def reached_sooner(group: Group, rivals: Sequence[Group]) -> tuple[Group, CurveP
         for rival in rivals
         if rival is not group and not has_local_models(rival)
         for point in curve(rival)
-        if point.accuracy.mean >= Q.accuracy.mean_of(group) and point.train_s < Q.train_s.mean_of(group)
+        if point.accuracy >= Q.accuracy.mean_of(group) and point.train_s < Q.train_s.mean_of(group)
     ]
     return min(found, key=lambda item: item[1].train_s, default=None)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import as_written
 from orchestrator.report.model.locations import describe_nodes
-from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.model.rows import quotient
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.lab import BlockRecord, Published, Values
 
@@ -21,41 +21,39 @@ _IN_THE_NAME = {"strategy", "transport", "nodes"}  # the fields that the name of
 class PublishedLine:
     """A published result of some runs of a block, beside our configuration.
 
-    measured: our configuration; None if it has no ok run. one_node: published result and configuration of
-    one node of the same block, the reference of speedups. overridden: our runs were changed by command-line
-    options, such as fewer epochs.
+    measured: our configuration; None if it has no ok run. one_node: that of one node of the same block, the
+    reference of speedups. overridden: our runs were changed by command-line options, such as fewer epochs.
     """
 
     block: str
     published: Published
     measured: Group | None
-    one_node: tuple[Published, Group | None] | None = None
+    one_node: PublishedLine | None = None
     overridden: bool = False
 
     @property
     def runs(self) -> str:
         """Which of the block's runs: `2 nodes`, `partitioner prefix_shuffle`, `schedule 1f1b`."""
         fields = dict(self.published.runs)
-        nodes = fields.pop("nodes", None)
-        parts = [formats.count(nodes, "node")] if isinstance(nodes, int) else []
-        return ", ".join(
-            [*parts, *(f"{name.rpartition('.')[2]} {as_written(value)}" for name, value in fields.items())]
-        )
+        nodes = [formats.count(fields.pop("nodes"), "node")] if "nodes" in fields else []
+        others = [f"{name.rpartition('.')[2]} {as_written(value)}" for name, value in fields.items()]
+        return ", ".join([*nodes, *others])
 
     def mean(self, metric: Metric, geometric: bool = False) -> float | None:
         """Mean over the seeds of our configuration; that of times is geometric."""
-        return _mean(self.measured, metric, geometric)
+        spread = self.measured and self.measured.over(metric, geometric)
+        return spread.mean if spread else None
 
     @property
     def accuracy_change(self) -> float | None:
         """Our accuracy minus that of one node."""
         mine = self.measured and self.measured.accuracy
-        one = self.one_node and self.one_node[1] and self.one_node[1].accuracy
+        one = self.one_node and self.one_node.measured and self.one_node.measured.accuracy
         return mine.mean - one.mean if mine and one else None
 
     @property
     def published_speedup(self) -> float | None:
-        return quotient(self.one_node[0].time_s, self.published.time_s) if self.one_node else None
+        return quotient(self.one_node.published.time_s, self.published.time_s) if self.one_node else None
 
     @property
     def measured_speedup(self) -> float | None:
@@ -68,12 +66,12 @@ class PublishedLine:
         return self._speedup(lambda row: row.result.path_cpu_s)
 
     def _speedup(self, metric: Metric) -> float | None:
-        if self.one_node is None or self.published_speedup is None:
+        one = self.one_node
+        if one is None or self.published_speedup is None or not (one.measured and self.measured):
             return None
-        one, mine = self.one_node[1], self.measured
-        if one is None or mine is None or not times_compare(one, mine):
+        if not times_compare(one.measured, self.measured):
             return None
-        return quotient(_mean(one, metric, geometric=True), _mean(mine, metric, geometric=True))
+        return quotient(one.mean(metric, geometric=True), self.mean(metric, geometric=True))
 
 
 def published_lines(comparison: Comparison) -> list[PublishedLine]:
@@ -83,11 +81,14 @@ def published_lines(comparison: Comparison) -> list[PublishedLine]:
 
 def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[PublishedLine]:
     changed = bool(overrides(comparison))
-    for entry in block.published:
-        measured = matching_group(comparison, block, entry.runs)
-        one = next((other for other in block.published if other.runs == {**entry.runs, "nodes": 1}), None)
-        one_node = (one, matching_group(comparison, block, one.runs)) if one else None
-        yield PublishedLine(block.name, entry, measured, None if entry is one else one_node, changed)
+    lines = [
+        PublishedLine(block.name, each, matching_group(comparison, block, each.runs), overridden=changed)
+        for each in block.published
+    ]
+    for line in lines:
+        runs = {**line.published.runs, "nodes": 1}
+        one = next((other for other in lines if other.published.runs == runs), None)
+        yield line if one is line else replace(line, one_node=one)
 
 
 def name_of_runs(block: str, configuration: str, runs: Values) -> str:
@@ -108,15 +109,13 @@ def matching_group(comparison: Comparison, block: BlockRecord, entry: Values) ->
 
 
 def times_compare(*groups: Group) -> bool:
-    """Whether the times of these groups compare: one location, all planned epochs, no ranks as threads."""
+    """Whether the times of these groups compare: one location, all planned epochs, no ranks as threads.
+
+    A target accuracy may end a run before the planned number of epochs.
+    """
     rows = [row for group in groups for row in group.ok_rows]
-    processes = all(row.times_compare for row in rows)
-    return processes and ran_all_epochs(rows) and len({row.location for row in rows}) == 1
-
-
-def ran_all_epochs(rows: Sequence[Row]) -> bool:
-    """Whether all trained for the planned number of epochs; a target accuracy may end a run earlier."""
-    return all(row.result.last_epoch == row.run.epochs for row in rows)
+    alike = all(row.times_compare and row.result.last_epoch == row.run.epochs for row in rows)
+    return alike and len({row.location for row in rows}) == 1
 
 
 def differences(comparison: Comparison) -> list[tuple[str, str]]:
@@ -127,11 +126,10 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
     processors = dict.fromkeys(str(row.result.environment.get("processor", "")) for row in comparison.rows)
     machine = ", ".join(filter(None, processors)) or "an unknown processor"
     cores = sorted({row.result.cores for row in comparison.rows})
-    having = f", {formats.listed([f'{number:g}' for number in cores], 'or')} cores" if cores else ""
     facts = [("Published on", lab.hardware)]
-    facts += (
-        [("These runs", f"{machine}{having}; nodes: {describe_nodes(comparison.rows)}")] if cores else []
-    )
+    if cores:
+        having = f"{formats.listed([f'{number:g}' for number in cores], 'or')} cores"
+        facts.append(("These runs", f"{machine}, {having}; nodes: {describe_nodes(comparison.rows)}"))
     facts += [("Difference", fact) for fact in lab.differences([row.run for row in comparison.rows])]
     if options := ", ".join(overrides(comparison)):
         facts.append(("Overridden", f"by {options}: these are not the published runs"))
@@ -142,8 +140,3 @@ def overrides(comparison: Comparison) -> list[str]:
     """The options that changed the runs in the sweep file; `--nodes` and `--repeat` only select them."""
     harmless = ("--nodes ", "--repeat ")
     return [option for option in comparison.record.overrides if not option.startswith(harmless)]
-
-
-def _mean(group: Group | None, metric: Metric, geometric: bool = False) -> float | None:
-    spread = group.over(metric, geometric) if group else None
-    return spread.mean if spread else None

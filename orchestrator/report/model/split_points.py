@@ -30,45 +30,36 @@ class TwoStageSplits:
 
 
 def two_stage_splits(groups: Sequence[Group]) -> TwoStageSplits | None:
-    """The two-stage configuration with the most split points; None if there is none.
+    """The two-stage configuration of these ok groups with the most split points; None if there is none.
 
     A split point that was run both by name and as the default counts once, by its name.
-
-    Args:
-        groups: ok groups.
     """
     found = []
     for family in _families(groups):
-        by_point = {at[0]: group for group in _default_first(family) if len(at := _actual(group)) == 1}
-        blocks = family[0].first.run.model.names
-        if by_block := {block: by_point[block] for block in blocks if block in by_point}:
-            defaults = [_actual(group) for group in family if not _requested(group)]
-            default = next((at[0] for at in defaults if at), None)
-            found.append(TwoStageSplits(by_block, default, _default_first(family)[0]))
+        by_point = {at[0]: group for group in family if len(at := _actual(group)) == 1}
+        blocks = [block for block in family[0].first.run.model.names if block in by_point]
+        if blocks:
+            default = None if _requested(family[0]) else next(iter(_actual(family[0])), None)
+            found.append(TwoStageSplits({each: by_point[each] for each in blocks}, default, family[0]))
     return max(found, key=lambda each: len(each.by_block), default=None)
 
 
 def one_per_split(groups: Sequence[Group]) -> list[Group]:
     """The groups, with one for each set that differs only in `split_points`: the default, or the first."""
-    chosen = {id(_default_first(family)[0]) for family in _families(groups)}
+    chosen = {id(family[0]) for family in _families(groups)}
     return [group for group in groups if id(group) in chosen]
 
 
 def _families(groups: Sequence[Group]) -> list[list[Group]]:
-    """The groups that differ only in `split_points`, together."""
+    """The groups that differ only in `split_points`, together: the default first."""
     found: dict[str, list[Group]] = {}
-    for group in groups:
+    for group in sorted(groups, key=_requested):
         found.setdefault(group.first.configuration("strategy.split_points"), []).append(group)
-    return list(found.values())
+    return [*found.values()]
 
 
-def _default_first(family: Sequence[Group]) -> list[Group]:
-    return sorted(family, key=lambda group: bool(_requested(group)))
-
-
-def _requested(group: Group) -> list[str] | None:
-    requested: list[str] | None = getattr(group.first.run.strategy, "split_points", None)
-    return requested
+def _requested(group: Group) -> bool:
+    return bool(getattr(group.first.run.strategy, "split_points", None))
 
 
 def _actual(group: Group) -> list[str]:

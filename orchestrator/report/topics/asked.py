@@ -23,8 +23,13 @@ def questions(comparison: Comparison) -> Findings:
             names, compared = [*map(comparison.name_on, groups)], compared_data(answer.compared)
             yield Finding.of("asked", groups, measure=measure, names=names, compared=compared)
         else:
-            sides = {"compare": question.compare, "against": question.against}
-            yield Finding.of("asked_unanswered", groups, measure=measure, **sides)
+            yield Finding.of(
+                "asked_unanswered",
+                groups,
+                measure=measure,
+                compare=question.compare,
+                against=question.against,
+            )
 
 
 def _groups(comparison: Comparison, question: Question) -> list[Group]:

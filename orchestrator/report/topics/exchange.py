@@ -22,7 +22,7 @@ from orchestrator.report.model.timelines import Timeline, slowest_runs, strategi
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.speed import exchange_share, timed
+from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.topic import Findings, Topic
 
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
@@ -68,7 +68,7 @@ def all_reduce_and_ddp(view: WorkloadView) -> Findings:
             pair,
             at=view.times_at,
             names=[*map(view.name, pair)],
-            exchange_share=[*map(exchange_share, pair)],
+            exchange_share=[*map(_share, pair)],
             compared=compared_data([compared]),
         )
 
@@ -149,9 +149,14 @@ def time_by_phase(subject: Subject) -> Chart | None:
     )
 
 
+def _share(group: Group) -> float | None:
+    found = Q.exchange_share.over(group)
+    return found.mean if found else None
+
+
 def _beside(group: Group) -> str:
     """`0.486 s, 35%`: the training time, as everywhere in the report, and the share of exchanges."""
-    time, share = Q.train_s.over(group), None if group.serial else exchange_share(group)
+    time, share = Q.train_s.over(group), None if group.serial else _share(group)
     texts = [seconds(time.mean) if time else "", "" if share is None else f"{share:.0%}"]
     return ", ".join(filter(None, texts))
 

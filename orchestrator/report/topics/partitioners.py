@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import permutations
+from statistics import fmean
 from typing import Any
 
 from orchestrator.report.figures.chart import Chart
@@ -12,18 +13,16 @@ from orchestrator.report.figures.kind import INTERVAL, FigureKind, Point, Subjec
 from orchestrator.report.figures.maps import Map, grid
 from orchestrator.report.figures.sentences import Shown
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.decide import Ask, Compared, compared_data
+from orchestrator.report.findings.decide import Ask
 from orchestrator.report.formats import ABSENT, points
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.data_partition import SKEWED_BITS
-from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.topic import Findings, Topic
 
 UNEQUAL = 1.1  # largest part / smallest part, beyond which their sizes are reported
-
-
 MIN_COMPARED = 2  # strategies with several partitioners; fewer are compared by other figures
 MAX_COLUMNS = 7  # more columns have no room for their names
 WORST = 0.3  # loss of accuracy at full colour
@@ -31,59 +30,53 @@ WORST = 0.3  # loss of accuracy at full colour
 
 def partitioner_loss(view: WorkloadView) -> Findings:
     """The strategy that loses most under a partitioner, and the strategy that recovers most of it."""
-    others = view.partitioners[1:]
-    same = [
-        [each for each in view.candidates if each.partitioner_label == label and Q.accuracy.sample(each)]
+    reference, *others = view.partitioners or [""]
+    known = [group for group in view.candidates if Q.accuracy.sample(group)]
+    # Compared whatever was lost, since what is compared may not depend on what is decided.
+    among = [
+        Ask.among(Q.accuracy, [group for group in known if group.partitioner_label == label])
         for label in others
     ]
-    # Compared whatever was lost, since what is compared may not depend on what is decided.
-    among = [Ask.among(Q.accuracy, groups) for groups in same]
     answers = [*(yield [*_against_reference(view), *among])]
-    for label, lost, ranking in zip(others, answers, answers[len(others) :], strict=False):
+    for label, lost, same in zip(others, answers, answers[len(others) :], strict=False):
         losing = [each for each in lost.compared if each.verdict == "less"]
         if not losing:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
-        data: dict[str, Any] = {
-            "nodes": view.shape.label,
-            "partitioner": label,
-            "reference": view.partitioners[0],
-            "strategy": worst.left.name,
-            "loss": worst.values[1] - worst.values[0],
-            "best": None,
-        }
-        better = [each.swapped for each in ranking.of(worst.left) if each.right_is_better]
-        compared = [worst]
-        if better:
-            best = max(better, key=lambda each: each.values[0])
-            compared.append(best)
-            data["best"] = best.left.name
-        data["compared"] = compared_data(compared)
-        groups = [group for each in compared for group in (each.left, each.right)]
-        yield Finding("partitioner_loss", evidence(groups), data)
+        better = [each.swapped for each in same.of(worst.left) if each.right_is_better]
+        best = max(better, key=lambda each: each.values[0], default=None)
+        shown = [worst, best] if best else [worst]
+        yield Finding.of(
+            "partitioner_loss",
+            [group for each in shown for group in (each.left, each.right)],
+            shown,
+            nodes=view.shape.label,
+            partitioner=label,
+            reference=reference,
+            strategies=[each.left.name for each in shown],
+        )
 
 
 def partitioner_effect(view: WorkloadView) -> Findings:
     """The effect of each partitioner on every strategy."""
-    answers = yield _against_reference(view)
-    for label, answer in zip(view.partitioners[1:], answers, strict=True):
-        reference, found = view.partitioners[0], answer.compared
-        if not found:
+    for label, answer in zip(view.partitioners[1:], (yield _against_reference(view)), strict=True):
+        pairs = [(each.left, each.right) for each in answer.compared]
+        if not pairs:
             continue
-        mine, theirs = [each.left for each in found], [each.right for each in found]
-        yield Finding(
+        mine, theirs = map(list, zip(*pairs, strict=True))
+        yield Finding.of(
             "partitioner_effect",
-            evidence([*mine, *theirs]),
-            {
-                "partitioner": label,
-                "reference": reference,
-                "accuracy": {each.left.name: each.values for each in found},
-                "coverage": _mean_coverage(mine),
-                "overlap": _mean_overlap(mine),
-                "nodes": view.shape.label,
-                "used": {label: _used(mine), reference: _used(theirs)},
-                "train_s": {each.left.name: times for each in found if (times := _measured(each))},
-                "compared": compared_data(found),
+            [*mine, *theirs],
+            answer.compared,
+            partitioner=label,
+            reference=view.partitioners[0],
+            strategies=[group.name for group in mine],
+            used=[_used(mine), _used(theirs)],
+            nodes=view.shape.label,
+            train_s={
+                one.name: (Q.train_s.mean_of(one), Q.train_s.mean_of(other))
+                for one, other in pairs
+                if Q.train_s.sample(one) and Q.train_s.sample(other)
             },
         )
 
@@ -104,43 +97,26 @@ def _against_reference(view: WorkloadView) -> list[Ask]:
     ]
 
 
-def _mean_coverage(groups: Sequence[Group]) -> float | None:
-    coverage = Spread.of(Q.coverage.of(row) for group in groups for row in group.ok_rows)
-    return coverage.mean if coverage else None
-
-
-def _mean_overlap(groups: Sequence[Group]) -> float | None:
-    overlap = Spread.of(Q.overlap.of(row) for group in groups for row in group.ok_rows)
-    return overlap.mean if overlap else None
-
-
 def _used(groups: Sequence[Group]) -> dict[str, Any]:
-    """What the groups trained on in epoch 1; skew and sizes only where they are notable."""
-    full = [group for group in groups if group.first.run.strategy.rounds is None] or groups
-    skew = Spread.of(Q.js_divergence_mean_bits.of(row) for group in full for row in group.ok_rows)
+    """What the groups trained on in epoch 1; skew and sizes only where they are notable.
+
+    Where some ranks are absent from a round, the samples of an epoch say nothing about the parts.
+    """
+    full = [group for group in groups if group.first.run.strategy.rounds is None]
+    skew = _mean(Q.js_divergence_mean_bits, full or groups)
+    samples = [part.samples for row in evidence(full) for part in row.parts] or [0]
     return {
-        "coverage": _mean_coverage(full),
-        "overlap": _mean_overlap(full),
-        "skew_bits": skew.mean if skew and skew.mean >= SKEWED_BITS else None,
-        "sizes": _sizes(full),
+        "coverage": _mean(Q.coverage, full or groups),
+        "overlap": _mean(Q.overlap, full or groups),
+        "skew_bits": skew if skew and skew >= SKEWED_BITS else None,
+        "sizes": (min(samples), max(samples)) if max(samples) > UNEQUAL * min(samples) else None,
     }
 
 
-def _measured(pair: Compared) -> tuple[float, float] | None:
-    """The times of two groups that were compared in accuracy, in seconds; None if they do not compare."""
-    if not (Q.train_s.sample(pair.left) and Q.train_s.sample(pair.right)):
-        return None
-    return Q.train_s.mean_of(pair.left), Q.train_s.mean_of(pair.right)
-
-
-def _sizes(groups: Sequence[Group]) -> tuple[int, int] | None:
-    """The samples of the smallest and the largest part; None if the parts are of about equal size."""
-    # Where some ranks are absent, the samples of an epoch say nothing about the parts.
-    rows = [row for group in groups for row in group.ok_rows if row.run.strategy.rounds is None]
-    samples = [part.samples for row in rows for part in row.parts]
-    if not samples or max(samples) <= UNEQUAL * min(samples):
-        return None
-    return min(samples), max(samples)
+def _mean(quantity: Quantity, groups: Sequence[Group]) -> float | None:
+    """Over all runs of the groups."""
+    known = [value for row in evidence(groups) if (value := quantity.of(row)) is not None]
+    return fmean(known) if known else None
 
 
 def partitioners_by_strategy(subject: Subject) -> Chart | None:
@@ -149,26 +125,31 @@ def partitioners_by_strategy(subject: Subject) -> Chart | None:
     A strategy per row; with many partitioners, a partitioner per row.
     """
     view = subject.view
-    known = [point for point in subject.points(view.candidates, Q.accuracy) if point["partitioner"]]
-    number = Counter(point["series"] for point in known)
+    cells = {
+        (point["series"], point["partitioner"]): point
+        for point in subject.points(view.candidates, Q.accuracy)
+        if point["partitioner"]
+    }
+    number = Counter(name for name, _ in cells)
     compared = [name for name in number if number[name] > 1]
-    cells = {(point["series"], point["partitioner"]): point for point in known}
-    labels = [label for label in view.partitioners if any((name, label) in cells for name in compared)]
     if len(compared) < MIN_COMPARED:
         return None
-    sides, names = ("row", "column"), (compared, labels)
+    labels = [label for label in view.partitioners if any((name, label) in cells for name in compared)]
+    records = [_cell(cells, name, label, labels[0]) for name in compared for label in labels]
+    row, column = "series", "partitioner"
+    rows, columns = compared, labels
     if len(labels) > max(MAX_COLUMNS, len(compared)):
-        sides = sides[::-1]
-    records = [
-        {**dict(zip(sides, (name, label), strict=True)), **_cell(cells, name, label, labels[0])}
-        for name in compared
-        for label in labels
-    ]
-    rows, columns = names if sides[0] == "row" else names[::-1]
-    tips = {"written": "test accuracy", **INTERVAL, "change": f"against {labels[0]}"}
-    of_sides = dict(zip(sides, ("strategy", "partitioner"), strict=True))
+        row, column, rows, columns = column, row, columns, rows
+    tips = {"series": "strategy", "partitioner": "partitioner", "written": "test accuracy", **INTERVAL}
     return grid(
-        Map(records, rows, columns, WORST, "loss", of_sides | tips),
+        Map(
+            [{**record, "row": record[row], "column": record[column]} for record in records],
+            rows,
+            columns,
+            WORST,
+            "loss",
+            {**tips, "change": f"against {labels[0]}"},
+        ),
         f"Test accuracy by partitioner, {view.shape.label}",
         f"The darker, the lower than with {labels[0]}",
     )
@@ -177,7 +158,7 @@ def partitioners_by_strategy(subject: Subject) -> Chart | None:
 def _cell(cells: Mapping[tuple[str, str], Point], name: str, label: str, reference: str) -> Point:
     point, best = cells.get((name, label)), cells.get((name, reference))
     change = point["mean"] - best["mean"] if point and best else None
-    shown = point or {"series": name, "written": ABSENT, "interval": ""}
+    shown = point or {"series": name, "partitioner": label, "written": ABSENT, "interval": ""}
     return {**shown, "amount": max(0.0, -(change or 0.0)), "change": points(change)}
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.decide import compared_data
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.learned import learned
@@ -19,21 +18,24 @@ from orchestrator.report.topics.topic import Findings, Topic
 MAX_NAMED = 6  # causes; the table of runs lists all
 
 
+def of_runs(kind: str, rows: Iterable[Row], **data: object) -> Findings:
+    """How many runs there are of which something is so; nothing if there are none."""
+    if found := tuple(rows):
+        yield Finding(kind, found, {"runs": len(found), **data})
+
+
 def too_few_seeds(view: WorkloadView) -> Findings:
     """Configurations with fewer seeds than a claim of a difference needs."""
     few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
-    if not few:
-        return
-    yield Finding(
-        "too_few_seeds",
-        evidence(few),
-        {
-            "least": MIN_SEEDS,
-            "all": len(few) == len(view.groups),
-            "configurations": _names(view, few),
-            "staged": view.staged,
-        },
-    )
+    if few:
+        yield Finding.of(
+            "too_few_seeds",
+            few,
+            least=MIN_SEEDS,
+            all=len(few) == len(view.groups),
+            configurations=_names(view, few),
+            staged=view.staged,
+        )
 
 
 def _names(view: WorkloadView, groups: Sequence[Group]) -> list[str]:
@@ -42,28 +44,21 @@ def _names(view: WorkloadView, groups: Sequence[Group]) -> list[str]:
 
 def not_learned(view: WorkloadView) -> Findings:
     """Runs whose accuracy is not above chance, or whose loss rose."""
-    rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
-    if rows:
-        lost = {row.key for row in rows}
-        groups = [group for group in view.groups if lost & {row.key for row in group.ok_rows}]
-        yield Finding(
-            "not_learned", tuple(rows), {"runs": len(rows), "configurations": _names(view, groups)}
-        )
+    groups = [group for group in view.groups if not group.learned]
+    rows = [row for row in evidence(groups) if learned(row) is False]
+    return of_runs("not_learned", rows, configurations=_names(view, groups))
 
 
 def no_serial(view: WorkloadView) -> Findings:
     """Runs without a reference for a speedup."""
     for reason in (NO_SERIAL, UNEQUAL_NODES):
-        rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
-        if rows:
-            yield Finding("no_serial", tuple(rows), {"runs": len(rows), "reason": reason})
+        rows = [row for row in evidence(view.groups) if row.no_speedup == reason]
+        yield from of_runs("no_serial", rows, reason=reason)
 
 
 def other_seeds(view: WorkloadView) -> Findings:
     """Runs that are compared with serial runs of other seeds."""
-    rows = [row for group in view.groups for row in group.ok_rows if row.other_seeds]
-    if rows:
-        yield Finding("other_seeds", tuple(rows), {"runs": len(rows)})
+    return of_runs("other_seeds", [row for row in evidence(view.groups) if row.other_seeds])
 
 
 def undecided(comparison: Comparison) -> Findings:
@@ -74,29 +69,24 @@ def undecided(comparison: Comparison) -> Findings:
     unknown = [each for each in not_shown if not each.within_tolerance]
     if not unknown:
         return
-    equal, shown, likely = len(not_shown) - len(unknown), levels["shown"], levels["likely"]
     hopeless = [each for each in unknown if each.hopeless]
     needed = sorted(seeds for each in unknown if (seeds := each.seeds_to_decide))
-    beyond = len(unknown) - len(needed) - len(hopeless)
-    yield Finding(
+    yield Finding.of(
         "undecided",
         (),
-        {
-            "undecided": len(unknown),
-            "decided": shown + likely,
-            "shown": shown,
-            "likely": likely,
-            "within_tolerance": equal,
-            "seeds": needed,
-            "half": deciding_half(needed),
-            "unfinished": comparison.unfinished,
-            "beyond": beyond,
-            "most_seeds": MOST_SEEDS,
-            "hopeless": len(hopeless),
-            "hopeless_in_cluster_time": any(each.left.first.clock == "cluster" for each in hopeless),
-            "probable": PROBABLE,
-            "compared": compared_data(compared),
-        },
+        compared,
+        undecided=len(unknown),
+        shown=levels["shown"],
+        likely=levels["likely"],
+        within_tolerance=len(not_shown) - len(unknown),
+        seeds=needed,
+        half=deciding_half(needed),
+        unfinished=comparison.unfinished,
+        beyond=len(unknown) - len(needed) - len(hopeless),
+        most_seeds=MOST_SEEDS,
+        hopeless=len(hopeless),
+        hopeless_in_cluster_time=any(each.left.first.clock == "cluster" for each in hopeless),
+        probable=PROBABLE,
     )
 
 
@@ -115,15 +105,11 @@ def failed(comparison: Comparison) -> Findings:
     """Runs that failed or timed out, by cause."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.failed:
-        verb = "timed out" if row.status == "timeout" else "failed"
-        causes.setdefault((verb, row.cause or "no cause was reported"), []).append(row)
-    for (verb, cause), rows in list(causes.items())[:MAX_NAMED]:
-        keys = [row.key for row in rows]
-        data = {"runs": keys, "verb": verb, "status": rows[0].status, "cause": cause}
-        yield Finding("failed", tuple(rows), data)
-    if rest := [row for rows in list(causes.values())[MAX_NAMED:] for row in rows]:
-        keys = [row.key for row in rest]
-        yield Finding("failed", tuple(rest), {"runs": keys, "status": None, "cause": None})
+        causes.setdefault((row.status, row.cause or "no cause was reported"), []).append(row)
+    for (status, cause), rows in [*causes.items()][:MAX_NAMED]:
+        yield from of_runs("failed", rows, first=rows[0].key, status=status, cause=cause)
+    rest = [row for rows in [*causes.values()][MAX_NAMED:] for row in rows]
+    yield from of_runs("failed", rest, cause=None)
 
 
 def pending(comparison: Comparison) -> Findings:
@@ -136,8 +122,7 @@ def pending(comparison: Comparison) -> Findings:
 def out_of_memory(comparison: Comparison) -> Findings:
     """Runs that finished although the kernel killed processes in their containers."""
     rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
-    if rows:
-        yield Finding("out_of_memory", tuple(rows), {"runs": len(rows)})
+    return of_runs("out_of_memory", rows)
 
 
 TOPIC = Topic(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from orchestrator.report.figures.over_nodes import over_nodes
-from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.decide import Ask, Compared, compared_data
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.decide import Ask, Compared
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import same_epochs
 from orchestrator.report.topics.topic import Findings, Topic
 
-MAX_NAMED = 4  # in one sentence
 TO_TARGET = (
     "Time to the end of the epoch in which the target accuracy was reached, without evaluation, of the "
     "seeds that reached it. If several consecutive epochs were required, the first of them counts."
@@ -42,26 +42,21 @@ def fastest(view: WorkloadView) -> Findings:
     groups = timed(one_per_work(view.ranked_candidates))
     if not groups:
         return
-    serial = timed_serial(view, groups)
+    first, serial = groups[0], timed_serial(view, groups)
     ranking, from_serial = yield [Ask.best(Q.train_s, groups), Ask.against(Q.train_s, serial, groups)]
-    against = from_serial.compared
-    first = groups[0]
-    speedup = next((each for each in against if each.left is first), None)
-    data = {
-        "at": view.times_at + view.of_ranked,
-        "strategy": view.name(first),
-        "ranks": view.shape.ranks,
-        "train_s": Q.train_s.mean_of(first),
-        "accuracy": accuracy_of(first),
-        "fastest": ranking.best is first,
-        "of": len(groups),
-        "may_be_fastest": [view.name(group) for group in ranking.may_be_best if group is not first],
-        "compared": compared_data([*ranking.of(first), *([speedup] if speedup else [])]),
-        "compared_with_serial": compared_data(against),
-    }
-    if serial and speedup:
-        data |= {"serial_accuracy": accuracy_of(serial)} | speedup_data(speedup)
-    yield Finding("fastest", evidence([first, serial]), data)
+    yield Finding.of(
+        "fastest",
+        [first, serial],
+        [*ranking.of(first), *from_serial.compared],
+        at=view.times_at + view.of_ranked,
+        strategy=view.name(first),
+        train_s=Q.train_s.mean_of(first),
+        accuracy=accuracy_of(first),
+        fastest=ranking.best is first,
+        of=len(groups),
+        may_be_fastest=[view.name(group) for group in ranking.may_be_best if group is not first],
+        **(speedup_data(from_serial.between(first, serial)) if serial else {}),
+    )
 
 
 def accuracy_of(group: Group) -> float | None:
@@ -69,18 +64,17 @@ def accuracy_of(group: Group) -> float | None:
     return group.accuracy.mean if group.accuracy else None
 
 
-def speedup_data(compared: Compared) -> dict[str, object]:
-    """Serial's geometric mean over the strategy's, the interval, and what was decided."""
-    time, serial = compared.values
-    interval = compared.interval and (1 / compared.interval[1], 1 / compared.interval[0])
+def speedup_data(against_serial: Compared) -> dict[str, Any]:
+    """Serial's geometric mean over the strategy's, with the interval."""
+    time, serial = against_serial.values
+    interval = against_serial.interval
     return {
         "serial_train_s": serial,
+        "serial_accuracy": accuracy_of(against_serial.right),
         "speedup": serial / time,
-        "speedup_interval": interval,
-        "faster": compared.left_is_better,
-        "slower": compared.right_is_better,
-        "efficiency": serial / time / compared.left.shape.ranks,
-        "against_serial": compared.data(),
+        "speedup_interval": interval and (1 / interval[1], 1 / interval[0]),
+        "efficiency": serial / time / against_serial.left.shape.ranks,
+        "against_serial": against_serial.data(),
     }
 
 
@@ -88,38 +82,20 @@ def slower_than_serial(view: WorkloadView) -> Findings:
     """The strategies that are slower than serial."""
     groups = timed(one_per_work(view.ranked_candidates))
     serial = timed_serial(view, groups)
-    if not serial:
-        return
     (against,) = yield [Ask.against(Q.train_s, serial, groups)]
     slower = [each for each in against.compared if each.right_is_better]
     if not slower:
         return
-    named = slower if len(slower) <= MAX_NAMED else [slower[0], slower[-1]]
-    yield Finding(
+    groups = [each.left for each in slower]
+    yield Finding.of(
         "slower_than_serial",
-        evidence([*(each.left for each in slower), serial]),
-        {
-            "at": view.times_at + view.of_ranked,
-            "serial_train_s": Q.train_s.mean_of(serial),
-            "train_s": {view.name(each.left): each.values[0] for each in slower},
-            "named": [
-                {
-                    "strategy": view.name(each.left),
-                    "train_s": each.values[0],
-                    "exchange_share": exchange_share(each.left),
-                    "compared": each.data(),
-                }
-                for each in named
-            ],
-            "of": len(against.compared),
-            "compared": compared_data(slower),
-        },
+        [*groups, serial],
+        slower,
+        at=view.times_at + view.of_ranked,
+        strategies=[view.name(group) for group in groups],
+        exchange_share=Q.exchange_share.means(groups, view.name),
+        of=len(against.compared),
     )
-
-
-def exchange_share(group: Group) -> float | None:
-    share = Q.exchange_share.over(group)
-    return share.mean if share else None
 
 
 def more_nodes(view: WorkloadView) -> Findings:
@@ -129,30 +105,22 @@ def more_nodes(view: WorkloadView) -> Findings:
         *(Ask.of(Q.train_s, [(more, fewer) for fewer, more in pairwise(groups)]) for groups in lines),
         Ask.of(Q.train_s, [(groups[-1], groups[0]) for groups in lines]),
     ]
-    for groups, of_line, whole in zip(lines, steps_of, wholes.compared, strict=True):
-        steps = of_line.compared
-        if any(each.verdict == "too_few_seeds" for each in steps):
+    for groups, steps, whole in zip(lines, steps_of, wholes.compared, strict=True):
+        verdicts = [each.verdict for each in steps.compared]
+        if "too_few_seeds" in verdicts:
             continue
-        yield Finding(
+        yield Finding.of(
             "more_nodes",
-            evidence(groups),
-            {
-                "subject": view.subject(groups[0]),
-                "strategy": view.name(groups[0]),
-                "ranks": [group.shape.ranks for group in groups],
-                "shapes": [group.shape.short for group in groups],
-                "nodes": [group.shape.label for group in groups],
-                "train_s": [Q.train_s.mean_of(group) for group in groups],
-                "accuracy": [accuracy_of(group) for group in groups],
-                "steps": [each.verdict for each in steps],
-                "slower": [
-                    {"from": each.right.shape.short, "to": each.left.shape.label}
-                    for each in steps
-                    if each.verdict == "more" and len(steps) > 1
-                ],
-                "whole": whole.verdict,
-                "compared": compared_data([*steps, whole] if len(steps) > 1 else steps),
-            },
+            groups,
+            steps.compared if len(verdicts) == 1 else [*steps.compared, whole],
+            subject=view.subject(groups[0]),
+            ranks=[group.shape.ranks for group in groups],
+            shapes=[group.shape.short for group in groups],
+            nodes=[group.shape.label for group in groups],
+            train_s=[Q.train_s.mean_of(group) for group in groups],
+            accuracy=[accuracy_of(group) for group in groups],
+            steps=verdicts,
+            whole=whole.verdict,
         )
 
 

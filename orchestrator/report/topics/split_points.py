@@ -6,10 +6,11 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.dots import Column, dots
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.decide import Ask, compared_data
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.decide import Ask
 from orchestrator.report.formats import seconds
 from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import busy_s
@@ -22,40 +23,36 @@ MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 def split_point(view: WorkloadView) -> Findings:
     """The fastest, the slowest and the default of several split points of a two-stage model."""
     splits = two_stage_splits(view.groups)
-    if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
-        return
-    blocks = {
-        id(group): block
-        for block, group in splits.by_block.items()
+    timed = [
+        group
+        for group in (splits.by_block.values() if splits else ())
         if group.first.times_compare and Q.step_s.sample(group)
-    }
-    groups = [group for group in splits.by_block.values() if id(group) in blocks]
-    if len(groups) < MIN_SPLIT_POINTS:
+    ]
+    if not splits or len(timed) < MIN_SPLIT_POINTS:
         return
-    groups.sort(key=Q.step_s.mean_of)
+    groups = sorted(timed, key=Q.step_s.mean_of)
     (ranking,) = yield [Ask.best(Q.step_s, groups)]
-    fastest, slowest = groups[0], groups[-1]
-    best, worst = blocks[id(fastest)], blocks[id(slowest)]
-    default = next((group for group in groups if blocks[id(group)] == splits.default), None)
-    shown = [fastest, slowest, *([default] if default not in (None, fastest) else [])]
-    yield Finding(
+    fastest, *others, slowest = groups
+    shown = [slowest, *(group for group in others if _block(group) == splits.default)]
+    yield Finding.of(
         "split_point",
-        evidence(shown),
-        {
-            "model": splits.name,
-            "best": best,
-            "worst": worst,
-            "default": splits.default,
-            "fastest": ranking.best is fastest,
-            "step_s": {blocks[id(group)]: Q.step_s.mean_of(group) for group in groups},
-            "load_balance": Q.load_balance.means(groups, lambda group: blocks[id(group)]),
-            "traffic": Q.split_point_bytes_per_step_max.means(groups, lambda group: blocks[id(group)]),
-            "to_best": {
-                blocks[id(group)]: ranking.between(group, fastest).data() for group in shown[1:] if group
-            },
-            "compared": compared_data(ranking.compared),
-        },
+        [fastest, *shown],
+        ranking.compared,
+        model=splits.name,
+        best=_block(fastest),
+        worst=_block(slowest),
+        default=splits.default,
+        fastest=ranking.best is fastest,
+        step_s=Q.step_s.means(groups, _block),
+        load_balance=Q.load_balance.means(groups, _block),
+        traffic=Q.split_point_bytes_per_step_max.means(groups, _block),
+        to_best={_block(group): ranking.between(group, fastest).data() for group in shown},
     )
+
+
+def _block(group: Group) -> str:
+    """The first block of its second stage."""
+    return group.ok_rows[0].split_points[0]
 
 
 def split_points_figure(subject: Subject) -> Chart | None:
@@ -67,20 +64,14 @@ def split_points_figure(subject: Subject) -> Chart | None:
         (f"{block}, the default" if block == splits.default else block, group)
         for block, group in splits.by_block.items()
     ]
-    first, second = map(_busy, (0, 1))
     columns = [
         Column(Q.step_s, "time per step, s"),
-        Column(first, "busy time per step, s", second),
+        Column(_busy(0), "busy time per step, s", _busy(1)),
         Column(Q.load_balance, "load balance"),
         Column(Q.split_point_bytes_per_step_max, "traffic per step"),
     ]
-    return dots(
-        subject,
-        rows,
-        columns,
-        f"Split points of {splits.name}, by the first block of stage 1",
-        "Busy time: point, stage 0; vertical mark, stage 1",
-    )
+    title = f"Split points of {splits.name}, by the first block of stage 1"
+    return dots(subject, rows, columns, title, "Busy time: point, stage 0; vertical mark, stage 1")
 
 
 def _busy(stage: int) -> Quantity:

@@ -12,14 +12,15 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.maps import MAX_COLUMNS, Map, maps
 from orchestrator.report.figures.sentences import Shown
-from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.decide import Ask, compared_data
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.decide import Ask
 from orchestrator.report.formats import percent, points
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.quantities.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.topics.runs import of_runs
 from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 4
@@ -30,40 +31,33 @@ MOST_ROWS = 16  # of a map; with more ranks, a row and a column are several
 
 def straggler(view: WorkloadView) -> Findings:
     """The rank that the others waited for, if it is claimed to cause more than an even share of it."""
-    known = [(slow, group) for group in view.reference_candidates if (slow := _straggler(group))]
-    measured = {group.first.key: slow for slow, group in known}
-    most = max((slow.ranks for slow, _ in known), default=1)
-    (answer,) = yield [Ask(_excess(known), [(group, group) for _, group in known], chosen_from=most)]
-    found = [(measured[each.left.first.key], each) for each in answer.compared if each.verdict == "more"]
-    found = [(slow, each) for slow, each in found if _notable(slow)]
-    found.sort(key=lambda item: -item[0].share_of_time)
-    for slow, each in found[:MAX_NAMED]:
+    slowest = {
+        id(group): slow
+        for group in view.reference_candidates
+        if group.first.times_compare and (slow := straggler_of(mean_wait_shares(group)))
+    }
+    known = [group for group in view.reference_candidates if id(group) in slowest]
+    most = max((slow.ranks for slow in slowest.values()), default=1)
+    excess = _excess([(slowest[id(group)], group) for group in known])
+    (answer,) = yield [Ask(excess, [(group, group) for group in known], chosen_from=most)]
+    found = [(slowest[id(each.left)], each) for each in answer.compared if each.verdict == "more"]
+    found = [(slow, each) for slow, each in found if slow.share_of_time >= MIN_SHARE]
+    for slow, each in sorted(found, key=lambda item: -item[0].share_of_time)[:MAX_NAMED]:
         group = each.left
-        yield Finding(
+        yield Finding.of(
             "straggler",
-            evidence([group]),
-            {
-                "strategy": view.name(group),
-                "nodes": group.shape.label,
-                "noun": group.shape.rank_noun,
-                "ranks": slow.ranks,
-                "rank": slow.rank,
-                "server": slow.rank < group.first.run.strategy.servers,
-                "clock": view.clock,
-                "share_of_time": slow.share_of_time,
-                "share_of_waiting": slow.share_of_waiting,
-                "compared": compared_data([each]),
-            },
+            [group],
+            [each],
+            strategy=view.name(group),
+            nodes=group.shape.label,
+            noun=group.shape.rank_noun,
+            ranks=slow.ranks,
+            rank=slow.rank,
+            server=slow.rank < group.first.run.strategy.servers,
+            clock=view.clock,
+            share_of_time=slow.share_of_time,
+            share_of_waiting=slow.share_of_waiting,
         )
-
-
-def _straggler(group: Group) -> Straggler | None:
-    """The rank that the others waited for most, mean over seeds."""
-    return straggler_of(mean_wait_shares(group)) if group.first.times_compare else None
-
-
-def _notable(slow: Straggler | None) -> bool:
-    return slow is not None and slow.share_of_time >= MIN_SHARE
 
 
 def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
@@ -100,19 +94,13 @@ def slow_nodes(comparison: Comparison) -> Findings:
         for view in slower
     ]
     for view, answer in zip(slower, answers, strict=True):
-        for compared in answer.compared:
-            group = compared.left
-            yield Finding(
+        for each in answer.compared:
+            yield Finding.of(
                 "slow_node",
-                evidence([group, compared.right]),
-                {
-                    "subject": f"{view.subject(group)} on {group.shape.label}",
-                    "strategy": view.name(group),
-                    "train_s": compared.values[0],
-                    "equal_train_s": compared.values[1],
-                    "compared": compared_data([compared]),
-                },
-                view.workload if view.one_of_many else None,
+                [each.left, each.right],
+                [each],
+                workload=view.workload if view.one_of_many else None,
+                subject=f"{view.subject(each.left)} on {each.left.shape.label}",
             )
 
 
@@ -131,29 +119,27 @@ def _same_waiting(group: Group, other: Group) -> bool:
 def no_common_clock(comparison: Comparison) -> Findings:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
     rows = [row for row in comparison.rows if row.ok and not row.wall_result.runtime_info.one_clock]
-    if rows:
-        yield Finding("no_common_clock", tuple(rows), {"runs": len(rows)})
+    return of_runs("no_common_clock", rows)
 
 
 def straggler_attribution(subject: Subject) -> Chart | None:
     """Maps rank × rank at the view's shape, for the runs in which ranks waited for one of them."""
-    view = subject.view
-    known = {group.series: mean_wait_shares(group) for group in view.reference_candidates}
-    shown = [
-        (series, shares)
-        for series, shares in known.items()
-        if shares is not None and _notable(straggler_of(shares))
-    ]
-    shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
-    if not shown:
+    view, known = subject.view, []
+    for group in view.reference_candidates:
+        shares = mean_wait_shares(group)
+        slow = straggler_of(shares)
+        if shares is not None and slow and slow.share_of_time >= MIN_SHARE:
+            known.append((group.series, shares, slow))
+    if not known:
         return None
-    noun, together = view.shape.rank_noun, ceil(len(shown[0][1]) / MOST_ROWS)
+    known.sort(key=lambda each: -each[1].sum())
+    noun, together = view.shape.rank_noun, ceil(view.shape.ranks / MOST_ROWS)
     waits = (
         f"a {noun} (row) waits for another (column)"
         if together == 1
         else f"one of {together} {noun}s (row) waits for {together} {noun}s (column), mean over the row"
     )
-    found = [_map(series, shares, noun, together) for series, shares in shown]
+    found = [_map(*each, noun, together) for each in known[:MAX_PANELS]]
     most = max(each.most for each in found)
     return maps(
         [replace(each, most=most) for each in found],
@@ -163,36 +149,38 @@ def straggler_attribution(subject: Subject) -> Chart | None:
     )
 
 
-def _map(series: str, shares: np.ndarray, noun: str, together: int) -> Map:
+def _map(series: str, shares: np.ndarray, slow: Straggler, noun: str, together: int) -> Map:
     """A cell is the mean over the waiting ranks, summed over those that they wait for."""
     firsts = range(0, len(shares), together)
     lasts = [min(first + together, len(shares)) - 1 for first in firsts]
     names = [str(a) if a == b else f"{a}–{b}" for a, b in zip(firsts, lasts, strict=True)]
     tiles = np.add.reduceat(np.add.reduceat(shares, firsts, axis=0), firsts, axis=1)
     tiles = tiles / (np.array(lasts) - firsts + 1)[:, None]
-    own = np.eye(len(tiles), dtype=bool) & (together == 1)
-    slow = straggler_of(shares)
+    row, column = f"waiting {noun}", f"{noun} waited for"
+    records = [
+        {
+            "series": series,
+            "row": names[waiting],
+            "column": names[other],
+            "amount": round(float(share), 5),
+            "written": f"{share:.0%}",
+            "share": percent(share),
+        }
+        for (waiting, other), share in np.ndenumerate(tiles)
+    ]
+    own = {"amount": None, "written": "", "share": ""}  # no rank waits for itself
     return Map(
         records=[
-            {
-                "series": series,
-                "row": names[row],
-                "column": names[column],
-                "amount": None if own[row, column] else round(float(share), 5),
-                "written": "" if own[row, column] else f"{share:.0%}",
-                "share": "" if own[row, column] else percent(share),
-            }
-            for (row, column), share in np.ndenumerate(tiles)
+            {**each, **own} if each["row"] == each["column"] and together == 1 else each for each in records
         ],
         rows=names,
         columns=names,
-        most=float(np.where(own, 0.0, tiles).max()),
+        most=float(tiles.max()),
         token="wait_map",
-        tips={"series": "strategy", "row": f"waiting {noun}", "column": f"{noun} waited for"}
-        | {"share": "share of its time"},
-        titles=(f"waiting {noun}", f"{noun} waited for"),
+        tips={"series": "strategy", "row": row, "column": column, "share": "share of its time"},
+        titles=(row, column),
         title=series,
-        notes=[f"{noun} {slow.rank}: {percent(slow.share_of_waiting)} of all waiting"] if slow else [],
+        notes=[f"{noun} {slow.rank}: {percent(slow.share_of_waiting)} of all waiting"],
     )
 
 

@@ -19,7 +19,7 @@ from orchestrator.report.quantities.model_partition import (
 )
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.published import Ablated, ablated, ablation
-from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
+from orchestrator.report.topics.textbook_optimizers import TOLERANCE, reproductions
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.options import MOST, measured_difference, option
 
@@ -135,20 +135,17 @@ def _causes(found: Ablated | None, compared: Sequence[Compared]) -> Data:
 
 def of_textbook_optimizers(comparison: Comparison) -> Verdict | None:
     """Whether textbook optimizers have the library's loss curves, in a sweep that compares nothing else."""
-    off = [
-        (pair, difference)
-        for pair in optimizer_pairs(comparison)
-        if (difference := pair.max_difference) is not None
-    ]
-    if not off or any(comparison.view(workload).candidates for workload in comparison.workloads):
+    found = reproductions(comparison)
+    if not found or any(comparison.view(workload).candidates for workload in comparison.workloads):
         return None
+    different = [each for each in found if each.max_difference > TOLERANCE]
     data = {
-        "settings": len(off),
-        "names": list(dict.fromkeys(pair.names[0] for pair, _ in off)),
-        "different": list(dict.fromkeys(pair.names[0] for pair, each in off if each > TOLERANCE)),
-        "max_difference": max(difference for _, difference in off),
+        "settings": len(found),
+        "names": list(dict.fromkeys(each.names[0] for each in found)),
+        "different": list(dict.fromkeys(each.names[0] for each in different)),
+        "max_difference": max(each.max_difference for each in found),
         "tolerance": TOLERANCE,
-        "seeds": min(len(pair.runs) for pair, _ in off),
+        "seeds": min(len(each.runs) for each in found),
     }
     headline, certainty = sentence("textbook", data), sentence("textbook_certainty", data)
     return Verdict(comparison.workloads[0], headline, certainty, decided=True)

@@ -159,7 +159,7 @@ class _Named:
         if found is None:
             return None
         rival, point = found
-        name, accuracy = self.name(rival), point.accuracy.mean
+        name, accuracy = self.name(rival), point.accuracy
         return {"name": name, "accuracy": accuracy, "train_s": point.train_s, "epoch": point.epoch}
 
     def other_goals(self, found: Sequence[Candidate], chosen: Candidate) -> Data:

@@ -281,7 +281,7 @@ SMALL = [a_run("gossip", nodes=nodes, train_s=1.0) for nodes in (2, 3)]
     ids=["strategies", "shapes"],
 )
 def test_the_slowest_run_of_each_strategy(runs: list[RunResult], slowest: list[RunResult]) -> None:
-    assert [run.row.key for run in slowest_runs(view_of(*runs))] == [run.key for run in slowest]
+    assert [run.first.key for run in slowest_runs(view_of(*runs))] == [run.key for run in slowest]
 
 
 def test_of_many_strategies_the_slowest_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_of_many_strategies_the_slowest_are_drawn(monkeypatch: pytest.MonkeyPatc
     runs = [
         a_run(name, nodes=2, train_s=time) for name, time in zip(FEW, (3.0, 1.0, 4.0, 2.0), strict=True)
     ]
-    assert [run.row.strategy for run in slowest_runs(view_of(*runs))] == ["all_reduce", "gossip"]
+    assert [run.strategy for run in slowest_runs(view_of(*runs))] == ["all_reduce", "gossip"]
 
 
 def test_what_is_missing_is_named_with_its_reason_as_text() -> None:
@@ -297,7 +297,7 @@ def test_what_is_missing_is_named_with_its_reason_as_text() -> None:
     comparison = with_windows(*runs)
     comparison = replace(comparison, windows={**comparison.windows, runs[2].key: NoClusterTime(EVIL)})
     shown, missing = timelines_of(only_view(comparison), comparison.windows)
-    assert [each.run.group.strategy for each in shown] == ["all_reduce"]
+    assert [each.group.strategy for each in shown] == ["all_reduce"]
     assert missing == {model.NO_TRACES.reason: ["hogwild"], EVIL: ["ddp"]}
     [plot] = plots_of(comparison)
     assert all(part in plot.note for part in ("hogwild", model.NO_TRACES.reason, EVIL))
@@ -312,7 +312,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     shown, _ = timelines_of(view, comparison.windows)
     chart = small_timelines(view, shown)
     assert chart is not None
-    assert chart.spec["facet"]["sort"] == [timeline.run.group.series for timeline in shown]
+    assert chart.spec["facet"]["sort"] == [timeline.group.series for timeline in shown]
     assert "wall" in chart.heading
     start = shown[0].window.start_s
     assert start > 0
@@ -322,7 +322,7 @@ def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
 
     names = ("series", "rank", "phase", "from", "to")
     assert [tuple(box[name] for name in names) for box in records_of(chart)] == [
-        (each.run.group.series, rank, part.phase, *milliseconds(part))
+        (each.group.series, rank, part.phase, *milliseconds(part))
         for each in shown
         for rank, parts in enumerate(each.window.ranks)
         for part in parts
