@@ -24,7 +24,7 @@ from orchestrator.report.model.labels import (
     strategy_label,
 )
 from orchestrator.results.limits import shares_cores, speedup_limit
-from orchestrator.results.records import CertifiedPart, RankResult, RunResult, stages_of
+from orchestrator.results.records import Certificate, CertifiedPart, RankResult, RunResult, stages_of
 from trainer.spec.run_spec import RunSpec
 
 Clock = Literal["wall", "cluster"]
@@ -46,8 +46,8 @@ class Row:
 
     location: where its nodes ran. lr_schedule: its learning-rate schedule, and its rate if that is not the
     one of its workload. Both are named only if the runs of the directory differ in them. workload_rate: the
-    learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
-    an unfinished run compares with nothing.
+    learning rate of its workload. Measured quantities are None unless the run is ok, since an unfinished
+    run compares with nothing.
 
     clock: the clock of all times in this row; the runs of a workload are compared on one. replayed: its
     cluster time; None if it has none. elsewhere: whether it is compared on another cluster, on which it has
@@ -61,14 +61,14 @@ class Row:
     key: str
     wall_result: RunResult
     run: RunSpec
-    location: str = ""
-    lr_schedule: str = ""
-    workload_rate: Rate | None = None
+    location: str
+    lr_schedule: str
+    workload_rate: Rate
+    replayed: ClusterTime | None
+    real: RealTime | None
+    elsewhere: bool
+    disturbed: bool
     clock: Clock = "wall"
-    replayed: ClusterTime | None = None
-    elsewhere: bool = False
-    disturbed: bool = False
-    real: RealTime | None = None
     serial: tuple[Row, ...] = ()
     untimed_on: frozenset[Clock] = frozenset()
 
@@ -212,7 +212,7 @@ class Row:
     @cached_property
     def workload(self) -> Workload:
         found = Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
-        return replace(found, **self.workload_rate._asdict()) if self.workload_rate else found
+        return replace(found, **self.workload_rate._asdict())
 
     @cached_property
     def strategy(self) -> str:
@@ -234,65 +234,66 @@ class Row:
         return faults_label(self.run)
 
     @cached_property
-    def _measured(self) -> RunResult | None:
-        return self.result if self.ok else None
-
-    @cached_property
-    def _timed(self) -> RunResult | None:
-        return self._measured if self.timed else None
+    def ranks(self) -> list[RankResult]:
+        """What its ranks measured; none unless it is ok."""
+        return self.result.ranks if self.ok else []
 
     @cached_property
     def train_s(self) -> float | None:
         """Time of the slowest rank, on the clock of this row."""
-        return self._timed.train_s if self._timed else None
+        return self.result.train_s if self.ok and self.timed else None
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
+        return self.result.seconds if self.ok and self.timed else {}
 
     @cached_property
     def work_cpu_s(self) -> float | None:
-        return self._measured.work_cpu_s if self._measured else None
+        return self.result.work_cpu_s if self.ok else None
 
     @cached_property
     def accuracy(self) -> float | None:
-        return self._measured.accuracy if self._measured else None
+        return self.result.accuracy if self.ok else None
+
+    @cached_property
+    def local_accuracies(self) -> list[float]:
+        return self.result.local_accuracies if self.ok else []
 
     @property
     def test_samples(self) -> int | None:
         """Images of the test split; None in older results."""
-        return self._measured.ranks[0].test_samples if self._measured and self._measured.ranks else None
+        return self.ranks[0].test_samples if self.ranks else None
 
     @property
     def chance_accuracy(self) -> float | None:
         """The accuracy of the best constant answer; None in older results."""
-        return self._measured.ranks[0].chance_accuracy if self._measured and self._measured.ranks else None
-
-    @cached_property
-    def local_accuracies(self) -> list[float]:
-        return self._measured.local_accuracies if self._measured else []
+        return self.ranks[0].chance_accuracy if self.ranks else None
 
     @cached_property
     def steps(self) -> int | None:
         """Optimizer steps of the rank that took most."""
-        return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
+        return max((rank.steps for rank in self.ranks), default=None)
 
     @cached_property
     def state_bytes(self) -> int | None:
         """Weights, gradient and optimizer state of the rank that holds most; None if not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
+        return max(
+            (sum(rank.state_bytes.values()) for rank in self.ranks if rank.state_bytes), default=None
+        )
 
     @cached_property
     def activation_bytes(self) -> int | None:
         """Stored activations of the rank that stores most; None if not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        known = [rank.activation_bytes for rank in ranks if rank.activation_bytes is not None]
+        known = [rank.activation_bytes for rank in self.ranks if rank.activation_bytes is not None]
         return max(known, default=None)
 
     @cached_property
     def cpu_per_sample(self) -> float | None:
         """CPU seconds of work of all ranks per sample; None where they were not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        work = [rank.work_cpu_s for rank in ranks if rank.work_cpu_s is not None]
-        samples = sum(rank.samples for rank in ranks)
-        return sum(work) / samples if samples and len(work) == len(ranks) else None
+        work = [rank.work_cpu_s for rank in self.ranks if rank.work_cpu_s is not None]
+        samples = sum(rank.samples for rank in self.ranks)
+        return sum(work) / samples if samples and len(work) == len(self.ranks) else None
 
     def stages(self, replica: int = 0) -> list[list[RankResult]]:
         """The ranks that hold each of a replica's stages, in the blocks' order; none if the model is whole.
@@ -310,17 +311,12 @@ class Row:
         return [name for before, name in pairwise(names) if holders[before] != holders[name]]
 
     @cached_property
-    def seconds(self) -> dict[str, float]:
-        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
-        return self._timed.seconds if self._timed else {}
-
-    @cached_property
     def replicas_equal(self) -> bool | None:
         """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
         one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
         compares = self.trains and not self.is_sampled and not one
-        return self._measured.replicas_equal if self._measured and compares else None
+        return self.result.replicas_equal if self.ok and compares else None
 
     @cached_property
     def node_samples(self) -> list[int]:
@@ -332,34 +328,39 @@ class Row:
         """Whether samples have classes, whose share on each node can differ."""
         return self.run.dataset.class_count > 1
 
+    @cached_property
+    def _certificate(self) -> Certificate | None:
+        return self.result.certificate if self.ok else None
+
+    @property
+    def parts(self) -> list[CertifiedPart]:
+        """What each training rank trained on in epoch 1."""
+        return self._certificate.first_epoch() if self._certificate else []
+
     @property
     def verified(self) -> bool | None:
         """Whether the samples trained on were those of the partition; None without a certificate."""
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.verified if certificate else None
+        return self._certificate.verified if self._certificate else None
 
     @property
     def data(self) -> list[str]:
         """What identifies its training data where machines can have different ones, see Certificate."""
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.data if certificate else []
+        return self._certificate.data if self._certificate else []
 
     @property
     def no_speedup(self) -> str | None:
         """The reason for a missing speedup; None if there is one."""
-        if not self.ok:
-            return NOT_OK
-        if not self.trains:
-            return NO_TRAINING
-        if self.run.node_speed is not None:
-            return UNEQUAL_NODES
-        if self.run.faults:
-            return FAULTS
-        if not self.timed:
-            return DISTURBED if self.disturbed else NO_CLUSTER_TIME
-        if not self.serial:
-            return NO_SERIAL
-        return None if self.serial_s else OTHER_EPOCHS
+        reasons = {
+            NOT_OK: not self.ok,
+            NO_TRAINING: not self.trains,
+            UNEQUAL_NODES: self.run.node_speed is not None,
+            FAULTS: bool(self.run.faults),
+            DISTURBED: self.disturbed,
+            NO_CLUSTER_TIME: not self.timed,
+            NO_SERIAL: not self.serial,
+            OTHER_EPOCHS: not self.serial_s,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def serials(self, of: Callable[[Row], float | None], timed: bool = False) -> float | None:
         """The mean of what is known of the serial runs. timed: None if times do not compare."""
@@ -401,11 +402,6 @@ class Row:
     def speedup_limit(self) -> float:
         """The largest wall-clock speedup that the shared cores allow."""
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
-
-    @cached_property
-    def parts(self) -> list[CertifiedPart]:
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.first_epoch() if certificate else []
 
 
 def quotient(dividend: float | None, divisor: float | None) -> float | None:

@@ -57,6 +57,11 @@ class Contrast:
         return min(1.0, sqrt(self.right.squared_error + self.right.between) / self.standard_error)
 
     @property
+    def between(self) -> float:
+        """The variance of the estimate that no number of seeds makes smaller."""
+        return self.left.between + self.right.between
+
+    @property
     def t(self) -> float:
         return self.estimate / self.standard_error
 

@@ -49,7 +49,7 @@ def decided_with(contrast: Contrast, seeds: float, level: float) -> float:
         later = Contrast(*(replace(each, seeds=round(seeds)) for each in sides))
         bound = critical_t(level, later.dof) * later.standard_error
     else:
-        bound = critical_t(level, MANY_DOF) * sqrt(sum(each.between for each in sides))
+        bound = critical_t(level, MANY_DOF) * sqrt(contrast.between)
     # The mean of all seeds, given that of the first ones, varies by what the new ones are of it.
     added = sqrt(max(0.0, sum(each.squared_error - each.variance / seeds for each in sides)))
     distance = abs(contrast.estimate)

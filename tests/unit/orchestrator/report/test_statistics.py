@@ -371,7 +371,7 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
     assert (ranking.best, ranking.worst) == (groups[0], groups[1])
     assert [each.level for each in ranking.compared] == ["likely"]
     with pytest.raises(KeyError):
-        claims.answer(Ask.among(Q.train_s, groups))
+        claims.answer(Ask.among(Q.train_s, groups)).between(*groups)
     (asked,) = decide([best, pairs], {}, Tolerance()).all
     assert asked.level == "shown"
     assert asked.decision is not None
