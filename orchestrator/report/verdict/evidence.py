@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.replay.described import MAX_CONTENTION
@@ -13,9 +14,32 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities.links import OWN_LINKS
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.statistics.drift import Drift
-from orchestrator.report.verdict.base import Evidence
 
 MOST_NAMED = 3
+MARKS = {"ok": "✓", "limited": "!", "inapplicable": "–"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One line on what the report rests on.
+
+    topic: a word or two. ok: False if it limits what may be concluded; None if there is nothing to check.
+    anchor: that of the finding with the full text; empty if there is none.
+    """
+
+    topic: str
+    text: str
+    ok: bool | None
+    anchor: str = ""
+
+    @property
+    def state(self) -> str:
+        """`ok`, `limited` or `inapplicable`."""
+        return "inapplicable" if self.ok is None else "ok" if self.ok else "limited"
+
+    @property
+    def mark(self) -> str:
+        return MARKS[self.state]
 
 
 def evidence(comparison: Comparison, findings: Sequence[Finding]) -> list[Evidence]:

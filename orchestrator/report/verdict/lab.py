@@ -16,8 +16,7 @@ from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.published import Ablated, ablated, ablation
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
-from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.options import MOST, measured_difference, option
+from orchestrator.report.verdict.options import MOST, Verdict, measured_difference, option
 
 REPRODUCED = 0.01  # how far an accuracy may be off the published one
 ROUNDING = 1e-9  # of a difference of two floating-point numbers
