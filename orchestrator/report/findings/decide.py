@@ -9,7 +9,7 @@ average at most 5 % are false.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import inf, log1p, sqrt
@@ -259,9 +259,9 @@ class Claims:
         asks: what the rule that receives them asked; iteration gives an answer to each.
     """
 
-    compared: Mapping[Key, Compared]
-    extremes: Mapping[Key, tuple[Group | None, Group | None]]
-    errors: Mapping[Workload, float]
+    compared: Mapping[Key, Compared] = field(default_factory=dict)
+    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)
+    errors: Mapping[Workload, float] = field(default_factory=dict)
     asks: Sequence[Ask] = ()
 
     def __iter__(self) -> Iterator[Answer]:
@@ -363,7 +363,7 @@ def decide(asks: Sequence[Ask], errors: Mapping[Workload, float], tolerance: Tol
             decisions[key] = decision, "likely", len(contrasts)
     for key, (decision, called, together) in decisions.items():
         compared[key] = replace(compared[key], decision=decision, level=called, together=together)
-    claims = Claims(compared, {}, errors)
+    claims = Claims(compared, errors=errors)
     return replace(claims, extremes={key: _extremes(claims, ask, level) for key, ask in rankings.items()})
 
 
