@@ -9,8 +9,7 @@ from typing import Any, Literal
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.sentences import Shown, no_sentence
 from orchestrator.report.figures.style import Style
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_interval, time_interval
+from orchestrator.report.findings.decide import Claims, speedup_interval, time_interval
 from orchestrator.report.formats import count, percent
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group

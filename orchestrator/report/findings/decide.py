@@ -8,7 +8,7 @@ average at most 5 % are false.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -17,12 +17,19 @@ from typing import Any, Literal
 
 from orchestrator.report.findings.sentences import remark, written
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, estimates
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.chances import Tolerance
-from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
+from orchestrator.report.statistics.contrasts import (
+    MIN_SEEDS,
+    Contrast,
+    can_be_decided,
+    critical_t,
+    seeds_to_decide,
+)
 from orchestrator.report.statistics.families import (
     Correction,
     Decision,
@@ -32,7 +39,7 @@ from orchestrator.report.statistics.families import (
     is_extreme,
 )
 from orchestrator.report.statistics.moderated import Estimate
-from orchestrator.report.statistics.power import can_be_decided, seeds_to_decide
+from orchestrator.report.statistics.spread import MIN_SEEDS as SPREAD_SEEDS
 
 FALSE_SHOWN = 0.05  # the share of reports on equals that may have a false claim that is called shown
 # Of claims that are called likely, on average at most 5 % are false. With few seeds, tests with moderated
@@ -42,6 +49,8 @@ LIKELY_LEVEL = 0.04
 Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
 Level = Literal["shown", "likely"]
 Key = tuple[str, frozenset[int]]  # of a comparison or a ranking: its quantity and its groups
+
+LEVEL = 0.05  # of an interval that is corrected for no other comparison
 
 ZERO = Estimate(0.0, 0.0, 1, 1.0)  # what a difference is compared with
 
@@ -428,3 +437,46 @@ def _tolerated(quantity: Quantity, tolerance: Tolerance) -> float:
     if quantity.ratio:
         return log1p(tolerance.time)
     return tolerance.accuracy if quantity in (Q.accuracy, Q.averaging_gain) else 0.0
+
+
+def speedup_interval(claims: Claims, serial: Group | None, group: Group) -> Bounds | None:
+    """The interval of the comparison of a configuration's time with serial's.
+
+    It is the one at which a finding decided the comparison. If no finding makes it, the interval has the
+    same errors and no correction for other comparisons.
+
+    Returns:
+        None without a speedup, or with too few seeds on a side.
+    """
+    if serial is None or group.serial or Q.speedup.over(group) is None:
+        return None
+    if found := claims.between(Q.train_s, serial, group):
+        return found.interval
+    pair = [serial, group]
+    if min(len(Q.train_s.sample(each)) for each in pair) < MIN_SEEDS:
+        return None
+    return _interval(Q.train_s, Contrast(*estimates(Q.train_s, pair, claims.errors)))
+
+
+def time_interval(quantity: Quantity, group: Group, claims: Claims) -> Bounds | None:
+    """The interval of the mean of a configuration's times, with the errors that a speedup has.
+
+    Returns:
+        None with too few seeds.
+    """
+    if len(quantity.sample(group)) < SPREAD_SEEDS:
+        return None
+    (found,) = estimates(quantity, [group], claims.errors)
+    return _interval(quantity, Contrast(found, ZERO))
+
+
+def _interval(quantity: Quantity, contrast: Contrast) -> Bounds:
+    """At LEVEL, without a correction for other comparisons."""
+    half = critical_t(LEVEL, contrast.dof) * contrast.standard_error
+    return quantity.unscaled(contrast.estimate - half), quantity.unscaled(contrast.estimate + half)
+
+
+def speedup_intervals(comparison: Comparison, claims: Claims) -> Callable[[Group], Bounds | None]:
+    """The interval of each configuration of a sweep."""
+    serial = {group.workload: group for group in reversed(comparison.groups) if group.serial and group.ok}
+    return lambda group: speedup_interval(claims, serial.get(group.workload.without_links), group)

@@ -9,8 +9,7 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import as_written
-from orchestrator.report.model.locations import describe_nodes
-from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.model.rows import Row, describe_nodes, quotient
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.lab import BlockRecord, Published, Values
 

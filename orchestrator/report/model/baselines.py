@@ -11,8 +11,7 @@ from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.groups import Group, groups_of
-from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
-from orchestrator.report.model.locations import location_names
+from orchestrator.report.model.labels import Rate, Workload, location_names, lr_schedule_labels
 from orchestrator.report.model.rows import SERIAL, Clock, Row
 from orchestrator.results.limits import is_disturbed, shows_load
 from orchestrator.results.records import RunResult

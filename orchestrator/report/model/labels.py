@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
+from orchestrator.results.records import RunResult
 from trainer.core.registry import IMPORTED
 from trainer.spec.link import Links
 from trainer.spec.registries import REGISTRIES
@@ -295,3 +296,28 @@ def as_written(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(as_written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def location_names(results: Sequence[RunResult]) -> list[str]:
+    """A name for the location of each result; empty if all have the same one, and have trained.
+
+    `runtime docker`, or `image 4c3e83f9` (the beginning of its sources' hash) if there are several images,
+    and `not trained` where steps were charged instead of computed.
+    """
+    runtimes = {result.runtime for result in results}
+    images = {image for result in results if (image := _image(result))}
+    tags = {name for name, _ in images}
+    names = []
+    for result in results:
+        parts = [f"runtime {result.runtime}"] if len(runtimes) > 1 else []
+        if len(images) > 1 and (image := _image(result)):
+            parts.append(" ".join(filter(None, ["image", image[0] if len(tags) > 1 else "", image[1][:8]])))
+        parts += [] if result.runtime_info.trains else ["not trained"]
+        names.append(", ".join(parts))
+    return names
+
+
+def _image(result: RunResult) -> tuple[str, str] | None:
+    """The image's name and the hash of its sources; None if nodes were not containers."""
+    name, _, sources = str(result.environment.get("image", "")).partition(" from sources ")
+    return (name, sources) if name else None

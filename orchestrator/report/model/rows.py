@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.model.clock import on_cluster
+from orchestrator.report.formats import JOIN, listed
 from orchestrator.report.model.labels import (
+    LIMIT_LABELS,
     NOT_COMPARED,
     ClusterShape,
     Rate,
@@ -23,9 +24,11 @@ from orchestrator.report.model.labels import (
     partitioner_label,
     strategy_label,
 )
-from orchestrator.results.limits import shares_cores, speedup_limit
+from orchestrator.results.limits import shares_cores, speedup_limit, written
 from orchestrator.results.records import Certificate, CertifiedPart, RankResult, RunResult, stages_of
-from trainer.spec.run_spec import RunSpec
+from trainer.spec.run_spec import NODE_LIMITS, RunSpec
+
+MAX_VALUES = 3  # of a limit; more than these are written as a range
 
 Clock = Literal["wall", "cluster"]
 
@@ -95,7 +98,7 @@ class Row:
     def result(self) -> RunResult:
         """As measured, with the times of this row's clock."""
         time = self.replayed if self.clock == "cluster" else None
-        return on_cluster(self.wall_result, time) if time else self.wall_result
+        return _on_cluster(self.wall_result, time) if time else self.wall_result
 
     @property
     def timed(self) -> bool:
@@ -404,6 +407,69 @@ class Row:
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
 
+def _on_cluster(result: RunResult, cluster: ClusterTime) -> RunResult:
+    """The result with all times of training replaced by cluster time.
+
+    Evaluation, start-up and bytes stay as measured. A rank's training time ends with its last record, while
+    others may still train.
+    """
+
+    def of_rank(rank: RankResult) -> RankResult:
+        its = cluster.ranks[rank.rank]
+        seconds = {
+            **dict.fromkeys(rank.seconds, 0.0),
+            **its.work_s,
+            "communicate": its.communicate_s,
+            "wait": its.wait_s,
+            "evaluate": rank.seconds.get("evaluate", 0.0),
+        }
+        return rank.model_copy(
+            update={
+                "train_s": cluster.cluster_s - its.idle_s,
+                "seconds": seconds,
+                "wait_s_by_rank": its.wait_s_by_rank if len(cluster.ranks) > 1 else None,
+            }
+        )
+
+    return result.model_copy(
+        update={
+            "ranks": [of_rank(rank) for rank in result.ranks],
+            "epochs": [
+                point.model_copy(update={"train_s": cluster.epoch_ends_s[point.epoch - 1]})
+                for point in result.epochs
+            ],
+            # Clocks of a replay are common to all ranks, wherever they ran.
+            "runtime_info": replace(result.runtime_info, one_clock=True),
+        }
+    )
+
+
 def quotient(dividend: float | None, divisor: float | None) -> float | None:
     """dividend / divisor; None if either is absent or zero."""
     return dividend / divisor if dividend and divisor else None
+
+
+def describe_nodes(rows: Iterable[Row]) -> str:
+    """`containers of Docker 26.1.5 with 0.4 cpus and 2,048 MiB memory per node`, or `local processes`."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.result.node_kind, []).append(row)
+    descriptions = []
+    for kind, members in kinds.items():
+        limits = " and ".join(node_limits(members, ("cpus", "memory_mb")))
+        descriptions.append(f"{kind} with {limits} per node" if limits else kind)
+    return "; ".join(descriptions)
+
+
+def node_limits(rows: Sequence[Row], names: Sequence[str] = NODE_LIMITS) -> list[str]:
+    """The limits that were enforced on each node; empty if any run was not limited."""
+    if not rows or not all(row.result.runtime_info.enforces_limits for row in rows):
+        return []
+    return [_limit(name, sorted({getattr(row.run, name) for row in rows})) for name in names]
+
+
+def _limit(name: str, values: Sequence[float]) -> str:
+    """`cpus 0.4`, `cpus 0.4 or 1`, `64 to 2,048 MiB memory`."""
+    each = [written(value) if isinstance(value, float) else f"{value:,}" for value in values]
+    several = f"{each[0]} to {each[-1]}" if len(each) > MAX_VALUES else listed(each, "or")
+    return LIMIT_LABELS[name].format(several).replace(" MiB", f"{JOIN}MiB")

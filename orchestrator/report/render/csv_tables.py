@@ -13,15 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_intervals, time_interval
+from orchestrator.report.findings.decide import Claims, speedup_intervals, time_interval
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.statistics.contrasts import MIN_SEEDS as COMPARED_SEEDS
-from orchestrator.report.statistics.intervals import MIN_SEEDS
+from orchestrator.report.statistics.spread import MIN_SEEDS
 from orchestrator.report.topics import asked_by
 from orchestrator.results.limits import written
 from orchestrator.results.records import EpochPoint

@@ -126,13 +126,12 @@ def for_speed(log_times: Draws, accuracies: Iterable[Draws], tolerance: Toleranc
     Args:
         accuracies: for each configuration, those that it is held against, with its own.
     """
-    return [_chance(at, log_times, drawn, tolerance) for at, drawn in enumerate(accuracies)]
-
-
-def _chance(at: int, log_times: Draws, accuracies: Draws, tolerance: Tolerance) -> Chance:
-    lost = accuracies.max(axis=1, keepdims=True) - accuracies
-    accurate = lost <= tolerance.accuracy
-    longer = log_times[:, at] - np.where(accurate, log_times, np.inf).min(axis=1)
-    right = accurate[:, at] & (longer <= log1p(tolerance.time))
-    most_longer, most_lost = (max(0.0, float(np.quantile(each, BOUND))) for each in (longer, lost[:, at]))
-    return Chance(float(right.mean()), float(accurate[:, at].mean()), expm1(most_longer), most_lost)
+    found = []
+    for at, drawn in enumerate(accuracies):
+        lost = drawn.max(axis=1, keepdims=True) - drawn
+        accurate = lost <= tolerance.accuracy
+        longer = log_times[:, at] - np.where(accurate, log_times, np.inf).min(axis=1)
+        right = accurate[:, at] & (longer <= log1p(tolerance.time))
+        most = [max(0.0, float(np.quantile(each, BOUND))) for each in (longer, lost[:, at])]
+        found.append(Chance(float(right.mean()), float(accurate[:, at].mean()), expm1(most[0]), most[1]))
+    return found

@@ -9,8 +9,7 @@ from orchestrator.report.figures.sentences import fastest_and_most_accurate
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, one_per_work, same_work
-from orchestrator.report.model.learned import learned
+from orchestrator.report.model.groups import Group, learned, one_per_work, same_work
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.topics.speed import timed

@@ -10,8 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from orchestrator.report.metrics.clock import error_of_difference
-from orchestrator.report.metrics.estimates import estimates
+from orchestrator.report.metrics.estimates import error_of_difference, estimates
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
 from orchestrator.report.quantities import Q

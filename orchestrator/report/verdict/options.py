@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_interval, time_interval
+from orchestrator.report.findings.decide import Claims, speedup_interval, time_interval
 from orchestrator.report.formats import ABSENT, JOIN, points, probability
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.findings.decide import speedup_intervals
 from orchestrator.report.metrics.curves import curve
 from orchestrator.report.metrics.estimates import estimates
 from orchestrator.report.model.comparison import Comparison
