@@ -26,15 +26,11 @@ FitOfGroup = tuple[SeedFit, str]  # and the name of the group in it
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one configuration and location, differing only in seed. At least one row, ok or not.
-
-    block: the groups whose seeds are the same draws; None if it stands alone. dropped: why a sweep added
-    fewer seeds to it than to others; empty if it did not.
-    """
+    """The runs of one configuration and location, differing only in seed. At least one row, ok or not."""
 
     rows: tuple[Row, ...]
-    block: Block | None = field(default=None, compare=False, repr=False)
-    dropped: str = ""
+    block: Block | None = field(default=None, compare=False, repr=False)  # None if it stands alone
+    dropped: str = ""  # why a sweep added fewer seeds to it than to others
 
     def on(self, clock: Clock) -> Group:
         """The runs on a clock."""

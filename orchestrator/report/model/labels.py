@@ -226,23 +226,18 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     Args:
         but: names of parameters to leave out.
     """
-    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    left_out = ("name", IMPORTED, *but)
-    parameters = {name: as_written(value) for name, value in shown.items() if name not in left_out}
-    return " ".join([run.name_of(field), *(f"{name}={value}" for name, value in parameters.items())])
+    shown = parameters(run, field, exclude_defaults=True)
+    return " ".join(
+        [run.name_of(field), *(f"{name}={value}" for name, value in shown.items() if name not in but)]
+    )
 
 
 def strategy_label(run: RunSpec) -> str:
     """The strategy's label, with `on_loss=continue` and what costs time, as checkpoints do."""
-    fields = ("checkpoint_epochs", "checkpoint_steps")
-    intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
-    accumulate = [] if run.accumulate == 1 else [f"accumulate={run.accumulate}"]
-    on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
-    debug = ["debug"] if run.debug else []
-    recompute = [] if run.recompute == "none" else [f"recompute={run.recompute}"]
-    return " ".join(
-        [component_label(run, "strategy"), *accumulate, *recompute, *intervals, *on_loss, *debug]
-    )
+    fields = ("accumulate", "recompute", "checkpoint_epochs", "checkpoint_steps", "on_loss")
+    values = {name: getattr(run, name) for name in fields}
+    changed = [f"{name}={value}" for name, value in values.items() if value != _default(name)]
+    return " ".join([component_label(run, "strategy"), *changed, *(["debug"] if run.debug else [])])
 
 
 def partitioner_label(run: RunSpec) -> str:
@@ -276,9 +271,9 @@ def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
     return labels if differ else [""] * len(runs)
 
 
-def parameters(run: RunSpec, field: str) -> dict[str, str]:
-    """All parameters of a component as text, including defaults."""
-    shown = REGISTRIES[field].dump(getattr(run, field))
+def parameters(run: RunSpec, field: str, exclude_defaults: bool = False) -> dict[str, str]:
+    """The parameters of a component as text."""
+    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=exclude_defaults)
     return {name: as_written(value) for name, value in shown.items() if name not in ("name", IMPORTED)}
 
 

@@ -47,32 +47,23 @@ NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    location: where its nodes ran. lr_schedule: its learning-rate schedule, and its rate if that is not the
-    one of its workload. Both are named only if the runs of the directory differ in them. workload_rate: the
-    learning rate of its workload. Measured quantities are None unless the run is ok, since an unfinished
-    run compares with nothing.
-
-    clock: the clock of all times in this row; the runs of a workload are compared on one. replayed: its
-    cluster time; None if it has none. elsewhere: whether it is compared on another cluster, on which it has
-    no wall time. disturbed: whether other load has disturbed the sweep so much that it is compared on no
-    clock. real: what a run of virtual nodes took on real ones; None: unknown. serial: the serial
-    runs that it is compared with, on the same clock: that with its seed, or else all. untimed_on: the
-    clocks on which times do not compare with theirs, for it or for another seed of its configuration: a
-    mean over the others would not be that of the configuration.
+    Measured quantities are None unless the run is ok, since an unfinished run compares with nothing.
     """
 
     key: str
     wall_result: RunResult
     run: RunSpec
-    location: str
-    lr_schedule: str
+    location: str  # where its nodes ran; named only if the runs of the directory differ in it
+    lr_schedule: str  # likewise, and its rate if that is not the one of its workload
     workload_rate: Rate
     replayed: ClusterTime | None
-    real: RealTime | None
-    elsewhere: bool
-    disturbed: bool
-    clock: Clock = "wall"
-    serial: tuple[Row, ...] = ()
+    real: RealTime | None  # what a run of virtual nodes took on real ones
+    elsewhere: bool  # whether it is compared on another cluster, on which it has no wall time
+    disturbed: bool  # whether other load disturbed the sweep so much that it is compared on no clock
+    clock: Clock = "wall"  # of all times in this row; the runs of a workload are compared on one
+    serial: tuple[Row, ...] = ()  # that it is compared with, on the same clock: that of its seed, or else all
+    # Where times do not compare with theirs, for it or for another seed of its configuration: a mean over the
+    # others would not be that of the configuration.
     untimed_on: frozenset[Clock] = frozenset()
 
     def on(self, clock: Clock) -> Row:

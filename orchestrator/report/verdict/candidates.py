@@ -56,11 +56,6 @@ class Candidate:
     counts_as: Group
 
     @property
-    def accuracy(self) -> float:
-        """The probability that it is as accurate as the best, within the tolerance."""
-        return self.speed.accurate
-
-    @property
     def seeds(self) -> int:
         return len(self.group.ok_rows)
 

@@ -260,21 +260,20 @@ class _Choice:
     def other_goals(self, chosen: Candidate) -> Data:
         """The choice where accuracy or traffic counts, if it is another one and probable."""
         goals: Data = {}
-        exact = max(self._found, key=lambda each: each.accuracy)
-        if exact.accuracy >= PROBABLE > chosen.accuracy:
+        exact = max(self._found, key=lambda each: each.speed.accurate)
+        if exact.speed.accurate >= PROBABLE > chosen.speed.accurate:
             goals["accuracy"] = self.numbers(exact.group)
         faster = [
             each.group
             for each in self._found
             if not self._view.disturbed
-            and each.accuracy < 1 - PROBABLE
+            and each.speed.accurate < 1 - PROBABLE
             and Q.train_s.mean_of(each.group) < Q.train_s.mean_of(chosen.group)
         ]
         if faster:
             goals["speed"] = self.numbers(min(faster, key=Q.train_s.mean_of))
-        accurate = [
-            each.group for each in self._found if each.accuracy >= PROBABLE and each.group.shape.nodes > 1
-        ]
+        exact_enough = [each.group for each in self._found if each.speed.accurate >= PROBABLE]
+        accurate = [group for group in exact_enough if group.shape.nodes > 1]
         sent = Q.bytes_sent_per_rank.means(accurate, self.name)
         if len(sent) > 1 and (least := min(sent, key=lambda name: sent[name])) != self.name(chosen.group):
             goals["traffic"] = {"name": least, "bytes": sent[least]}

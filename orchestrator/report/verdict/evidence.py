@@ -113,7 +113,8 @@ class _Lines:
         if not clocks:
             text = "not applicable: no run has finished"
             return Evidence("Clock", text, ok=None) if self._views else None
-        parts, ok = [], True
+        parts: list[str] = []
+        ok = True
         if "cluster" in clocks:
             parts, unchecked = self._cluster_time()
             ok = not unchecked and not self._of("cluster_time_uncalibrated")
@@ -206,8 +207,11 @@ class _Lines:
         return self._line("Runs", [text], not lacking, *missing)
 
     def drift(self) -> Evidence | None:
-        data = self._data("drift", "no_drift")
-        found = [Drift(each["factor"], *each["interval"], each["span_s"]) for each in data]
+        found = [
+            Drift(data["factor"], low, high, data["span_s"])
+            for data in self._data("drift", "no_drift")
+            for low, high in [data["interval"]]
+        ]
         if not found:
             return None
         changed = [drift for drift in found if drift.shown]
