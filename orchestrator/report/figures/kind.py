@@ -52,7 +52,7 @@ class Subject:
             "high": high,
             "written": quantity.write(spread.mean),
             "interval": interval,
-            "accuracy": percent(group.accuracy.mean if group.accuracy else None),
+            "accuracy": percent(accuracy.mean if (accuracy := Q.accuracy.over(group)) else None),
         }
 
     def points(self, groups: Sequence[Group], quantity: Quantity) -> list[Point]:

@@ -10,6 +10,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import as_written
 from orchestrator.report.model.rows import Row, describe_nodes, quotient
+from orchestrator.report.quantities import Q
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.lab import BlockRecord, Published, Values
 
@@ -48,8 +49,8 @@ class PublishedLine:
     @property
     def accuracy_change(self) -> float | None:
         """Our accuracy minus that of one node."""
-        mine = self.measured and self.measured.accuracy
-        one = self.one_node and self.one_node[1] and self.one_node[1].accuracy
+        mine = self.measured and Q.accuracy.over(self.measured)
+        one = self.one_node and self.one_node[1] and Q.accuracy.over(self.one_node[1])
         return mine.mean - one.mean if mine and one else None
 
     @property

@@ -114,12 +114,6 @@ class Group:
         """
         return self.first.configuration("lr", *LR_SCHEDULE_FIELDS, "strategy.init")
 
-    @property
-    def accuracy(self) -> Spread | None:
-        """Test accuracy of the final weights over the ok seeds."""
-        spread = self.over(lambda row: row.accuracy)
-        return spread and spread.shifted(self.shift("accuracy", _accuracies, (0, 1)), ratio=False)
-
     @cached_property
     def reference(self) -> Group | None:
         """The serial configuration that all its runs are compared with, on their clock."""
@@ -147,10 +141,6 @@ class Group:
     def over(self, metric: Metric, geometric: bool = False) -> Spread | None:
         """The metric over the ok seeds; None if it is absent. geometric: its mean, as for ratios."""
         return Spread.of((metric(row) for row in self.ok_rows), geometric)
-
-
-def _accuracies(group: Group) -> Sample:
-    return {row.seed: row.accuracy for row in group.ok_rows if row.accuracy is not None}
 
 
 @dataclass(frozen=True, eq=False)
