@@ -61,22 +61,14 @@ def key_of(quantity: Quantity, *groups: Group) -> Key:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a rule asks of one quantity.
-
-    Attributes:
-        pairs: the left and the right group of each; the same group twice to compare its value with 0.
-        correction: that of a family, whose comparisons can be shown; None if they can only be likely.
-        groups: those of which each is compared with every other.
-        ranked: whether to ask which of these is the best and which the worst.
-        chosen_from: the value was chosen as the largest of so many.
-    """
+    """What a rule asks of one quantity."""
 
     quantity: Quantity
-    pairs: Sequence[tuple[Group, Group]]
-    correction: Correction | None = None
-    groups: Sequence[Group] = ()
-    ranked: bool = False
-    chosen_from: int = 1
+    pairs: Sequence[tuple[Group, Group]]  # left and right; the same group twice to compare its value with 0
+    correction: Correction | None = None  # of a family, whose comparisons can be shown; None: only likely
+    groups: Sequence[Group] = ()  # of which each is compared with every other
+    ranked: bool = False  # whether to ask which of these is the best and which the worst
+    chosen_from: int = 1  # the value was chosen as the largest of so many
 
     @classmethod
     def of(cls, quantity: Quantity, pairs: Iterable[tuple[Group, Group]], of_sweep: bool = False) -> Ask:
@@ -115,25 +107,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two configurations compared in one quantity.
-
-    Attributes:
-        right: the left group itself where a difference was compared with 0.
-        tolerated: the difference, on the scale of the comparison, that does not matter.
-        chosen_from: see `Ask`.
-        decision: None if a side has too few seeds, or the values are equal in every seed.
-        level: what the comparison is called if it is decided.
-        together: the number of comparisons that were corrected together.
-    """
+    """Two configurations compared in one quantity."""
 
     quantity: Quantity
     left: Group
-    right: Group
-    tolerated: float
-    chosen_from: int = 1
-    decision: Decision | None = None
-    level: Level = "likely"
-    together: int = 0
+    right: Group  # the left one itself where a difference was compared with 0
+    tolerated: float  # the difference, on the scale of the comparison, that does not matter
+    chosen_from: int = 1  # see `Ask`
+    decision: Decision | None = None  # None with too few seeds, or if values are equal in every seed
+    level: Level = "likely"  # what the comparison is called if it is decided
+    together: int = 0  # the number of comparisons that were corrected together
 
     @cached_property
     def values(self) -> tuple[float, float]:
@@ -261,15 +244,12 @@ def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
 class Claims:
     """The decided comparisons of a report.
 
-    Attributes:
-        compared: each pair, in the order in which it was asked.
-        extremes: the best and the worst group of each ranking; None if undecided.
-        errors: the relative error of a difference of cluster times, by workload.
-        asks: what the rule that receives them asked; iteration gives an answer to each.
+    errors: the relative error of a difference of cluster times, by workload. asks: what the rule that
+    receives them asked; iteration gives an answer to each.
     """
 
-    compared: Mapping[Key, Compared] = field(default_factory=dict)
-    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)
+    compared: Mapping[Key, Compared] = field(default_factory=dict)  # in the order in which they were asked
+    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)  # see `Answer`
     errors: Mapping[Workload, float] = field(default_factory=dict)
     asks: Sequence[Ask] = ()
 
@@ -292,17 +272,12 @@ class Claims:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to what a rule asked.
-
-    Attributes:
-        best: the group that is shown to be better than every other; None if that is undecided.
-        worst: the group than which every other is shown to be better; None if that is undecided.
-    """
+    """The answer to what a rule asked."""
 
     claims: Claims
     ask: Ask
-    best: Group | None
-    worst: Group | None
+    best: Group | None  # shown to be better than every other; None if that is undecided
+    worst: Group | None  # every other is shown to be better; None if that is undecided
 
     @property
     def groups(self) -> Sequence[Group]:

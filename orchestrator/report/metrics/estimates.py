@@ -32,15 +32,12 @@ class ClockError:
     Cluster time takes the CPU time of work as measured, so the error is that of everything else: exchanges,
     waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
     whose time is predicted. Cluster times of virtual nodes compare with the times of real ones.
-
-    rows: these runs. median, worst: the median and the largest |cluster time / wall time − 1|.
-    of_configuration: the largest median over the seeds of a configuration.
     """
 
-    rows: tuple[Row, ...]
-    median: float
-    worst: float
-    of_configuration: float
+    rows: tuple[Row, ...]  # these runs
+    median: float  # of |cluster time / wall time − 1|
+    worst: float  # the largest
+    of_configuration: float  # the largest median over the seeds of a configuration
 
 
 def _true_by_cluster(row: Row) -> float | None:

@@ -61,9 +61,9 @@ class Row:
     elsewhere: bool  # whether it is compared on another cluster, on which it has no wall time
     disturbed: bool  # whether other load disturbed the sweep so much that it is compared on no clock
     clock: Clock = "wall"  # of all times in this row; the runs of a workload are compared on one
-    serial: tuple[Row, ...] = ()  # that it is compared with, on the same clock: that of its seed, or else all
-    # Where times do not compare with theirs, for it or for another seed of its configuration: a mean over the
-    # others would not be that of the configuration.
+    serial: tuple[Row, ...] = ()  # the runs that it is compared with: that with its seed, or else all
+    # Where times do not compare with theirs, for it or for another seed of its configuration: a mean over
+    # the others would not be that of the configuration.
     untimed_on: frozenset[Clock] = frozenset()
 
     def on(self, clock: Clock) -> Row:

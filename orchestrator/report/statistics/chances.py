@@ -21,15 +21,10 @@ Draws = np.ndarray  # of the means of configurations: shape (draws, configuratio
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Differences that do not matter.
+    """Differences that do not matter."""
 
-    Attributes:
-        accuracy: a share; 0.01 is one point.
-        time: a share of the shorter time.
-    """
-
-    accuracy: float = 0.01
-    time: float = 0.05
+    accuracy: float = 0.01  # a share: one point
+    time: float = 0.05  # a share of the shorter time
 
     @property
     def better(self) -> str:
@@ -45,19 +40,12 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Chance:
-    """What a choice is worth, by the draws.
+    """What a choice is worth, by the draws."""
 
-    Attributes:
-        probability: the probability that it is within the tolerance of the best.
-        accurate: the probability that it is as accurate as the best, within the tolerance.
-        longer: the 95 % bound of the share by which it takes longer than the best.
-        loses: the 95 % bound of the accuracy that it lacks to the most accurate one.
-    """
-
-    probability: float
-    accurate: float
-    longer: float
-    loses: float
+    probability: float  # that it is within the tolerance of the best
+    accurate: float  # the probability that it is as accurate as the best, within the tolerance
+    longer: float  # the 95 % bound of the share by which it takes longer than the best
+    loses: float  # the 95 % bound of the accuracy that it lacks to the most accurate one
 
 
 def draw_means(estimates: Sequence[Estimate], rng: np.random.Generator) -> Draws:

@@ -41,19 +41,12 @@ LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration to choose.
-
-    Attributes:
-        speed: its chance to be the right choice where time counts, and accuracy must be kept.
-        regret: the most that it may cost, in tolerances.
-        counts_as: the configuration of the same computation whose accuracy stands for both, as it has the
-            most seeds; the group itself if there is no other.
-    """
+    """A configuration to choose."""
 
     group: Group
-    speed: Chance
-    regret: float
-    counts_as: Group
+    speed: Chance  # to be the right choice where time counts, and accuracy must be kept
+    regret: float  # the most that it may cost, in tolerances
+    counts_as: Group  # that of the same computation with the most seeds, whose accuracy stands for both
 
     @property
     def seeds(self) -> int:

@@ -21,16 +21,12 @@ MARKS = {"ok": "✓", "limited": "!", "inapplicable": "–"}
 
 @dataclass(frozen=True)
 class Evidence:
-    """One line on what the report rests on.
+    """One line on what the report rests on."""
 
-    topic: a word or two. ok: False if it limits what may be concluded; None if there is nothing to check.
-    anchor: that of the finding with the full text; empty if there is none.
-    """
-
-    topic: str
+    topic: str  # a word or two
     text: str
-    ok: bool | None
-    anchor: str = ""
+    ok: bool | None  # False if it limits what may be concluded; None if there is nothing to check
+    anchor: str = ""  # that of the finding with the full text
 
     @property
     def state(self) -> str:

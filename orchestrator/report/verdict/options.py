@@ -21,49 +21,34 @@ MOST = 5  # configurations
 
 @dataclass(frozen=True)
 class Option:
-    """A configuration to choose. Means as text, with their intervals.
+    """A configuration to choose. Means as text, with their 95% intervals."""
 
-    name: its name in findings. shape: its nodes. accuracy, time, speedup: the means with 95% intervals;
-    that of a speedup is the one by which it was compared with serial. difference: the difference of its
-    accuracy from serial's, with the interval by which the two were compared, if they were. sent:
-    bytes that a rank sent. chance: the probability that it is within the tolerance of the best. samples:
-    those of a step, `4 × 32`. state: `dropped` if others got more seeds, `reference` if others are compared
-    with it. first: whether it is the first that the headline names. note: whose accuracy counts for it, if
-    that is another one's.
-    """
-
-    name: str
-    shape: str
+    name: str  # in findings
+    shape: str  # its nodes
     accuracy: str
-    difference: str
+    difference: str  # of its accuracy from serial's; its interval is that of their comparison
     time: str
-    speedup: str
-    sent: str
-    chance: str = ABSENT
-    seeds: int = 0
-    samples: str = ""
-    state: Literal["", "dropped", "reference"] = ""
-    first: bool = False
-    note: str = ""
+    speedup: str  # its interval is that of the comparison with serial
+    sent: str  # bytes by a rank
+    chance: str  # the probability that it is within the tolerance of the best
+    seeds: int
+    samples: str  # of a step: `4 × 32`
+    state: Literal["", "dropped", "reference"]  # dropped: others got more seeds
+    first: bool  # whether it is the first that the headline names
+    note: str  # whose accuracy counts for it, if that is another one's
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to choose for a workload.
-
-    headline: one sentence. certainty: how sure it is, and what it may cost. decided: whether it chooses.
-    options: those that the reader chooses between. shown: how sure the first option is, `97% sure`; empty
-    if that is only whether it is decided. better: how a better option differs from another by more than the
-    tolerance, `over 5% faster`.
-    """
+    """What to choose for a workload."""
 
     workload: Workload
-    headline: str
-    certainty: str
-    decided: bool
-    options: tuple[Option, ...] = ()
-    shown: str = ""
-    better: str = ""
+    headline: str  # one sentence
+    certainty: str  # how sure it is, and what it may cost
+    decided: bool  # whether it chooses
+    options: tuple[Option, ...] = ()  # that the reader chooses between
+    shown: str = ""  # how sure the first option is: `97% sure`; empty if that is only whether it is decided
+    better: str = ""  # how a better option differs by more than the tolerance: `over 5% faster`
 
 
 def options(
