@@ -1,4 +1,4 @@
-"""Groups: the runs of one configuration, which differ only in their seed."""
+"""Groups: the runs of one configuration, which differ only in their seed, and whether they learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Labels of runs: components with their parameters, the workload, and the shape of the cluster."""
+"""Labels of runs: components with their parameters, the workload, the shape of the cluster, the location.
+
+A location is the runtime and the image in which nodes ran. Rows of different locations are never compared.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,6 @@ from orchestrator.report.model.labels import (
     ClusterShape,
     Rate,
     Workload,
-    faults_label,
-    link_label,
     partitioner_label,
     strategy_label,
 )
@@ -173,7 +171,7 @@ class Row:
     @property
     def conditions(self) -> list[str]:
         """Its links, location, faults and attacks, without those that it has not."""
-        found = (self.link_label, self.location, self.faults_label, self.run.byzantine_label)
+        found = (self.workload.link, self.location, self.workload.faults, self.workload.byzantine)
         return [*filter(None, found)]
 
     @cached_property
@@ -188,15 +186,10 @@ class Row:
     def transport(self) -> str:
         return self.run.transport
 
-    @cached_property
-    def link_label(self) -> str:
-        """The links that the run requests; empty without any."""
-        return link_label(self.run)
-
     @property
     def link_not_enforced(self) -> bool:
         """Whether the run requests links that its runtime does not make, so that wall time lacks them."""
-        return bool(self.link_label) and not self.result.runtime_info.shapes_links
+        return bool(self.workload.link) and not self.result.runtime_info.shapes_links
 
     @property
     def is_virtual(self) -> bool:
@@ -221,11 +214,6 @@ class Row:
     def partitioner_label(self) -> str:
         """Empty if every node trains on the whole training set."""
         return partitioner_label(self.run)
-
-    @cached_property
-    def faults_label(self) -> str:
-        """What was injected into its nodes; empty without faults."""
-        return faults_label(self.run)
 
     @cached_property
     def ranks(self) -> list[RankResult]:

@@ -136,7 +136,7 @@ def _spread(
 WITHOUT, WITH, EXTRA = FaultCost.without_faults, FaultCost.with_faults, FaultCost.difference
 FAULTS: tuple[Column[FaultCost], ...] = (
     *(column.of(lambda cost: cost.group) for column in (STRATEGY, NODES)),
-    Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
+    Column("faults", "Faults", lambda cost: Cell(cost.group.workload.faults), number=False),
     Column("on_loss", "On loss", _on_loss, number=False),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
     _spread("time_without", "Time without", WITHOUT, Q.elapsed_s, seconds),

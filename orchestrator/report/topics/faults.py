@@ -106,7 +106,7 @@ def fault_cost(comparison: Comparison) -> Findings:
                 "name": group.name,
                 "nodes": group.shape.label,
                 "strategy": group.strategy_label,
-                "faults": group.first.faults_label,
+                "faults": group.workload.faults,
                 "elapsed_s": time.values[0],
                 "undisturbed_s": time.values[1],
                 "repeated_steps": repeated and repeated.mean,

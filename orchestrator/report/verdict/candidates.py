@@ -45,7 +45,7 @@ class Candidate:
 
     group: Group
     speed: Chance  # to be the right choice where time counts, and accuracy must be kept
-    regret: float  # the most that it may cost, in tolerances
+    regret: float  # the most that it may cost, in tolerances; none counts as a very small one
     counts_as: Group  # that of the same computation with the most seeds, whose accuracy stands for both
 
     @property
@@ -131,9 +131,10 @@ def _ranked(
     accuracies: Iterable[Draws],
     count_as: Sequence[Group],
 ) -> list[Candidate]:
+    time, accuracy = max(view.tolerance.time, 1e-3), max(view.tolerance.accuracy, 1e-3)
     chances = for_speed(times, accuracies, view.tolerance)
     found = [
-        Candidate(group, chance, _regret(chance, view.tolerance), other)
+        Candidate(group, chance, max(chance.longer / time, chance.loses / accuracy), other)
         for group, chance, other in zip(usable, chances, count_as, strict=True)
     ]
     return sorted(found, key=lambda each: (-each.speed.probability, each.regret))
@@ -152,11 +153,6 @@ def why_not(view: WorkloadView, group: Group) -> str:
     if group.shape.slower_nodes != view.shape.slower_nodes and not group.serial:
         return "other nodes are slower"
     return ""
-
-
-def _regret(chance: Chance, tolerance: Tolerance) -> float:
-    """The regret in tolerances; a difference of which none is tolerated counts as many."""
-    return max(chance.longer / max(tolerance.time, 1e-3), chance.loses / max(tolerance.accuracy, 1e-3))
 
 
 def same_gradient(one: Group, other: Group) -> bool:
