@@ -28,7 +28,7 @@ def sizes_of(run: RunSpec, machine: Machine | None) -> Sizes:
         from trainer.training.profile import profile_model
     except ModuleNotFoundError as error:
         raise InputError(f"a plan needs {error.name}; run: make venv") from error
-    model = run.model.shallow  # a large model would not fit here
+    model = run.model.shallow()  # a large model would not fit here
     small = run.model_copy(update={"model": model, "batch_size": min(SAMPLES, run.batch_size)})
     passes = {"warm_up": 0, "runs": 0} if machine else {"warm_up": 1, "runs": 2}
     found = profile_model(small, **passes, clock=thread_time)

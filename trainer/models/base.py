@@ -96,7 +96,6 @@ class Model(Component):
     def names(self) -> Annotated[list[Name], Field(min_length=1, max_length=10_000)]:
         """Names of the blocks in forward order, as `blocks` yields them. Builds no block."""
 
-    @property
     def shallow(self) -> Self:
         """The model with fewer blocks, where many are alike: all left out are like the last but one."""
         return self

@@ -53,7 +53,6 @@ class Transformer(Model):
     def names(self) -> list[str]:
         return ["embedding", *(f"block{number}" for number in range(1, self.layers + 1)), "head"]
 
-    @property
     def shallow(self) -> Self:
         return self.model_copy(update={"layers": min(2, self.layers)})
 

@@ -138,7 +138,7 @@ class _Lines:
     def _cluster_time(self) -> tuple[list[str], bool]:
         """How far cluster time is off, and whether ranks that shared cores could not be checked."""
         found = self._data("cluster_time", "cluster_time_uncalibrated")
-        known = [data for data in found if "worst_error" in data]
+        known = [data for data in found if data["checked"]]
         unknown = len(known) < len(found)
         virtual = any(row.is_virtual for row in self._comparison.rows)
         sampled = any(row.is_sampled for row in self._comparison.rows)
@@ -155,7 +155,7 @@ class _Lines:
         if lacking := sum(
             each.data["of"] * len(each.rows) // each.data["checked"] - len(each.rows)
             for each in self._of("cluster_time", "cluster_time_uncalibrated")
-            if "worst_error" in each.data and "clocks" in each.data
+            if each.data["checked"] and "clocks" in each.data
         ):
             parts.append(f"{count(lacking, 'other run')} could not be checked")
         if virtual and (sampled or unknown):

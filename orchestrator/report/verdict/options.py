@@ -30,12 +30,12 @@ class Option:
     time: str
     speedup: str  # its interval is that of the comparison with serial
     sent: str  # bytes by a rank
-    chance: str  # the probability that it is within the tolerance of the best
-    seeds: int
-    samples: str  # of a step: `4 × 32`
-    state: Literal["", "dropped", "reference"]  # dropped: others got more seeds
-    first: bool  # whether it is the first that the headline names
-    note: str  # whose accuracy counts for it, if that is another one's
+    chance: str = ABSENT  # the probability that it is within the tolerance of the best
+    seeds: int = 0
+    samples: str = ""  # of a step: `4 × 32`
+    state: Literal["", "dropped", "reference"] = ""  # dropped: others got more seeds
+    first: bool = False  # whether it is the first that the headline names
+    note: str = ""  # whose accuracy counts for it, if that is another one's
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
 def test_unequal_conditions_are_one_caution_per_workload() -> None:
     runs = [a_run(), a_run("ddp", nodes=2), a_run(lr=0.1), a_run("ddp", nodes=2, samples=400, lr=0.1)]
     one, other = findings_of(a_comparison(*runs), "conditions_unequal")
-    assert (one.caution, one.data["shape"]) == (True, "2")
+    assert (one.caution, one.data["nodes"]) == (True, "2\N{NO-BREAK SPACE}nodes")
     assert one.data["differences"] == {"global batch": {"32": ["serial"], "64": ["ddp over gloo"]}}
     assert set(other.data["differences"]) == {"samples per epoch", "global batch"}
     assert {row.key for row in one.rows} == {runs[0].key, runs[1].key}

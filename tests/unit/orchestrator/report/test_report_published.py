@@ -12,7 +12,7 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.report.formats import JOIN, percent
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.render.line_columns import PUBLISHED
+from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
