@@ -10,10 +10,9 @@ import pytest
 from scipy.special import nctdtr
 
 from orchestrator.report.findings.decide import FALSE_SHOWN
-from orchestrator.report.statistics.contrasts import Contrast, critical_t
+from orchestrator.report.statistics.contrasts import MOST_SEEDS, Contrast, critical_t, seeds_to_decide
 from orchestrator.report.statistics.families import dunnett
 from orchestrator.report.statistics.moderated import moderated
-from orchestrator.report.statistics.power import MOST_SEEDS, seeds_to_decide
 from tests.bench.claims import CELLS, REPORTS, Cell, choices, false_claims
 
 pytestmark = pytest.mark.nightly

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.execution.clusters import Clusters
 from orchestrator.replay.described import has_cores
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.metrics.clock import clock_error
+from orchestrator.report.metrics.estimates import clock_error
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.topics import find
 from orchestrator.results.environment import cores

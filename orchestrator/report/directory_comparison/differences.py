@@ -146,7 +146,7 @@ def _configurations(comparison: Comparison) -> list[_Configuration]:
             group.shape.label,
             workloads.of(group.workload) if group.first.trains else "",
             group.first.location,
-            group.first.faults_label,
+            group.workload.faults,
             group.first.run.byzantine_label,
         ]
         exact = group.first.configuration()

@@ -32,7 +32,7 @@ class Change(NamedTuple):
             return cls()
         new, old = (compared.quantity.write(value) for value in compared.values)
         effect = "better" if compared.left_is_better else "worse" if compared.right_is_better else ""
-        text = compared.written if compared.contrast else compared.remark.strip(" ()")
+        text = compared.written if compared.decision else compared.remark.strip(" ()")
         return cls(f"{old} → {new}", text, effect)
 
     @property

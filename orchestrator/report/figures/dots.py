@@ -115,7 +115,7 @@ def _marks(subject: Subject, column: Column, records: Sequence[Point], axis: Axi
 
 def has_overview(view: WorkloadView) -> bool:
     """Whether there are enough strategies for `strategies_at_a_glance`."""
-    return sum(bool(group.accuracy) for group in view.reference_candidates) >= MIN_STRATEGIES
+    return sum(bool(Q.accuracy.over(group)) for group in view.reference_candidates) >= MIN_STRATEGIES
 
 
 def strategies_at_a_glance(subject: Subject) -> Chart | None:
@@ -123,7 +123,7 @@ def strategies_at_a_glance(subject: Subject) -> Chart | None:
     view = subject.view
     if not has_overview(view):
         return None
-    ranked = [group for group in view.reference_candidates if group.accuracy]
+    ranked = [group for group in view.reference_candidates if Q.accuracy.over(group)]
     ranked.sort(key=Q.accuracy.mean_of, reverse=True)
     shown = [*([view.serial] if view.serial else []), *ranked]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.sentences import Shown, no_sentence
 from orchestrator.report.figures.style import Style
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_interval, time_interval
+from orchestrator.report.findings.decide import Claims, speedup_interval, time_interval
 from orchestrator.report.formats import count, percent
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
@@ -53,7 +52,7 @@ class Subject:
             "high": high,
             "written": quantity.write(spread.mean),
             "interval": interval,
-            "accuracy": percent(group.accuracy.mean if group.accuracy else None),
+            "accuracy": percent(accuracy.mean if (accuracy := Q.accuracy.over(group)) else None),
         }
 
     def points(self, groups: Sequence[Group], quantity: Quantity) -> list[Point]:

@@ -80,7 +80,8 @@ def measured(quantity: Quantity) -> Callable[[Shown], str]:
             return _none_of(what, shown, groups)
 
         def end(mean: float, group: Group) -> str:
-            accuracy = f", {percent(group.accuracy.mean)}" if quantity.timed and group.accuracy else ""
+            known = quantity.timed and Q.accuracy.over(group)
+            accuracy = f", {percent(known.mean)}" if known else ""
             name = view.name(group) if at else view.name_on(group)
             return f"{quantity.write(mean)} ({name}{accuracy})"
 

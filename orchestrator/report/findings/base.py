@@ -36,15 +36,11 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding.
+    """A kind of finding."""
 
-    topic: the heading under which a report shows it. question: a key of QUESTIONS; those of cautions are
-    shown by themselves. caution: it limits what may be concluded.
-    """
-
-    topic: str
-    question: str = FURTHER
-    caution: bool = False
+    topic: str  # the heading under which a report shows it
+    question: str = FURTHER  # a key of QUESTIONS; cautions are shown by themselves
+    caution: bool = False  # whether it limits what may be concluded
 
 
 KINDS = {
@@ -118,14 +114,13 @@ KINDS = {
 class Finding:
     """Numbers that say something, the runs they come from, and the sentence or two over these numbers.
 
-    kind: a key of KINDS. data: the numbers and names in the text, unrounded; times in seconds, amounts in
-    bytes, shares 0 … 1. workload: what was trained, if the sweep has several workloads.
+    data: the numbers and names in the text, unrounded; times in seconds, amounts in bytes, shares 0 … 1.
     """
 
-    kind: str
+    kind: str  # a key of KINDS
     rows: tuple[Row, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    workload: Workload | None = None
+    workload: Workload | None = None  # what was trained, if the sweep has several workloads
 
     @classmethod
     def of(

@@ -8,21 +8,28 @@ average at most 5 % are false.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from math import log1p, sqrt
+from math import inf, log1p, sqrt
 from typing import Any, Literal
 
 from orchestrator.report.findings.sentences import remark, written
 from orchestrator.report.metrics.estimates import LEAST_SEEDS, estimates
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.quantity import Quantity
+from orchestrator.report.quantities.quantity import Bounds, Quantity
 from orchestrator.report.statistics.chances import Tolerance
-from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
+from orchestrator.report.statistics.contrasts import (
+    MIN_SEEDS,
+    Contrast,
+    can_be_decided,
+    critical_t,
+    seeds_to_decide,
+)
 from orchestrator.report.statistics.families import (
     Correction,
     Decision,
@@ -32,7 +39,7 @@ from orchestrator.report.statistics.families import (
     is_extreme,
 )
 from orchestrator.report.statistics.moderated import Estimate
-from orchestrator.report.statistics.power import can_be_decided, seeds_to_decide
+from orchestrator.report.statistics.spread import MIN_SEEDS as SPREAD_SEEDS
 
 FALSE_SHOWN = 0.05  # the share of reports on equals that may have a false claim that is called shown
 # Of claims that are called likely, on average at most 5 % are false. With few seeds, tests with moderated
@@ -43,6 +50,8 @@ Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
 Level = Literal["shown", "likely"]
 Key = tuple[str, frozenset[int]]  # of a comparison or a ranking: its quantity and its groups
 
+LEVEL = 0.05  # of an interval that is corrected for no other comparison
+
 ZERO = Estimate(0.0, 0.0, 1, 1.0)  # what a difference is compared with
 
 
@@ -52,22 +61,14 @@ def key_of(quantity: Quantity, *groups: Group) -> Key:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a rule asks of one quantity.
-
-    Attributes:
-        pairs: the left and the right group of each; the same group twice to compare its value with 0.
-        correction: that of a family, whose comparisons can be shown; None if they can only be likely.
-        groups: those of which each is compared with every other.
-        ranked: whether to ask which of these is the best and which the worst.
-        chosen_from: the value was chosen as the largest of so many.
-    """
+    """What a rule asks of one quantity."""
 
     quantity: Quantity
-    pairs: Sequence[tuple[Group, Group]]
-    correction: Correction | None = None
-    groups: Sequence[Group] = ()
-    ranked: bool = False
-    chosen_from: int = 1
+    pairs: Sequence[tuple[Group, Group]]  # left and right; the same group twice to compare its value with 0
+    correction: Correction | None = None  # of a family, whose comparisons can be shown; None: only likely
+    groups: Sequence[Group] = ()  # of which each is compared with every other
+    ranked: bool = False  # whether to ask which of these is the best and which the worst
+    chosen_from: int = 1  # the value was chosen as the largest of so many
 
     @classmethod
     def of(cls, quantity: Quantity, pairs: Iterable[tuple[Group, Group]], of_sweep: bool = False) -> Ask:
@@ -106,25 +107,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two configurations compared in one quantity.
-
-    Attributes:
-        right: the left group itself where a difference was compared with 0.
-        tolerated: the difference, on the scale of the comparison, that does not matter.
-        chosen_from: see `Ask`.
-        decision: None if a side has too few seeds, or the values are equal in every seed.
-        level: what the comparison is called if it is decided.
-        together: the number of comparisons that were corrected together.
-    """
+    """Two configurations compared in one quantity."""
 
     quantity: Quantity
     left: Group
-    right: Group
-    tolerated: float
-    chosen_from: int = 1
-    decision: Decision | None = None
-    level: Level = "likely"
-    together: int = 0
+    right: Group  # the left one itself where a difference was compared with 0
+    tolerated: float  # the difference, on the scale of the comparison, that does not matter
+    chosen_from: int = 1  # see `Ask`
+    decision: Decision | None = None  # None with too few seeds, or if values are equal in every seed
+    level: Level = "likely"  # what the comparison is called if it is decided
+    together: int = 0  # the number of comparisons that were corrected together
 
     @cached_property
     def values(self) -> tuple[float, float]:
@@ -137,10 +129,6 @@ class Compared:
         """Whether the values are equal in every seed."""
         left, right = self.quantity.values(self.left), self.quantity.values(self.right)
         return not any(left.values()) if self.right is self.left else left == right
-
-    @property
-    def contrast(self) -> Contrast | None:
-        return self.decision.contrast if self.decision else None
 
     @property
     def verdict(self) -> Verdict:
@@ -165,40 +153,29 @@ class Compared:
 
     @property
     def right_is_better(self) -> bool:
-        return self.verdict == ("more" if self.quantity.lower_is_better else "less")
+        return self.decided and not self.left_is_better
 
     @property
     def within_tolerance(self) -> bool:
         """Whether the whole interval is of differences that do not matter."""
-        return self.same or bool(
-            self.decision and -self.tolerated <= self.decision.low and self.decision.high <= self.tolerated
-        )
+        low, high = self._bounds
+        return -self.tolerated <= low and high <= self.tolerated
 
     @property
     def keeps(self) -> bool:
         """Whether the left side is at most so much worse that it does not matter."""
+        low, high = self._bounds
+        return self.same or (-high if self.quantity.lower_is_better else low) > -self.tolerated
+
+    @property
+    def _bounds(self) -> Bounds:
+        """The interval of the difference at the corrected level; infinite if it is unknown."""
         if self.same:
-            return True
-        if self.decision is None:
-            return False
-        worst = -self.decision.high if self.quantity.lower_is_better else self.decision.low
-        return worst > -self.tolerated
+            return 0.0, 0.0
+        return (self.decision.low, self.decision.high) if self.decision else (-inf, inf)
 
     @property
-    def hopeless(self) -> bool:
-        """Whether no number of seeds would probably decide it."""
-        if self.decision is None or self.verdict != "undecided":
-            return False
-        return not can_be_decided(self.decision.contrast, self.decision.level)
-
-    @property
-    def swapped(self) -> Compared:
-        """The same comparison with the sides exchanged."""
-        decision = self.decision and replace(self.decision, contrast=self.decision.contrast.swapped)
-        return replace(self, left=self.right, right=self.left, decision=decision)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> Bounds | None:
         """The interval of the difference or ratio, at the corrected level, within what is possible."""
         if self.decision is None:
             return None
@@ -207,11 +184,25 @@ class Compared:
         return self.quantity.unscaled(low), self.quantity.unscaled(high)
 
     @property
+    def _open(self) -> Decision | None:
+        """What is undecided; None if it is decided, or there is nothing to decide."""
+        return self.decision if self.verdict == "undecided" else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no number of seeds would probably decide it."""
+        return bool(self._open and not can_be_decided(self._open.contrast, self._open.level))
+
+    @property
     def seeds_to_decide(self) -> int | None:
         """Seeds per configuration that would probably decide it; None if it is decided or hopeless."""
-        if self.decision is None or self.verdict != "undecided":
-            return None
-        return seeds_to_decide(self.decision.contrast, self.decision.level)
+        return seeds_to_decide(self._open.contrast, self._open.level) if self._open else None
+
+    @property
+    def swapped(self) -> Compared:
+        """The same comparison with the sides exchanged."""
+        decision = self.decision and replace(self.decision, contrast=self.decision.contrast.swapped)
+        return replace(self, left=self.right, right=self.left, decision=decision)
 
     @property
     def written(self) -> str:
@@ -235,19 +226,13 @@ class Compared:
             "p": self.decision.p if self.decision else None,
             "level": self.level,
             "compared_together": self.together,
-            "between_sessions": self._between_sessions,
+            "between_sessions": sqrt(self.decision.contrast.between) if self.decision else 0.0,
             "decision": self.verdict,
             "within_tolerance": self.within_tolerance,
             "keeps": self.keeps,
             "seeds_to_decide": self.seeds_to_decide,
             "hopeless": self.hopeless,
         }
-
-    @property
-    def _between_sessions(self) -> float:
-        """The standard deviation of the difference that no number of seeds makes smaller."""
-        sides = (self.contrast.left, self.contrast.right) if self.contrast else ()
-        return sqrt(sum(each.between for each in sides))
 
 
 def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
@@ -256,28 +241,58 @@ def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to what a rule asked.
+class Claims:
+    """The decided comparisons of a report.
 
-    Attributes:
-        compared: each pair, with its sides as in the question.
-        groups: those of which each was compared with every other.
-        best: the group that is shown to be better than every other; None if that is undecided.
-        worst: the group than which every other is shown to be better; None if that is undecided.
+    errors: the relative error of a difference of cluster times, by workload. asks: what the rule that
+    receives them asked; iteration gives an answer to each.
     """
 
-    compared: Sequence[Compared]
-    groups: Sequence[Group] = ()
-    best: Group | None = None
-    worst: Group | None = None
+    compared: Mapping[Key, Compared] = field(default_factory=dict)  # in the order in which they were asked
+    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)  # see `Answer`
+    errors: Mapping[Workload, float] = field(default_factory=dict)
+    asks: Sequence[Ask] = ()
+
+    def __iter__(self) -> Iterator[Answer]:
+        return map(self.answer, self.asks)
+
+    @property
+    def all(self) -> list[Compared]:
+        return [*self.compared.values()]
+
+    def answer(self, ask: Ask) -> Answer:
+        """The answer to a rule that asked this."""
+        return Answer(self, ask, *self.extremes.get(key_of(ask.quantity, *ask.groups), (None, None)))
+
+    def between(self, quantity: Quantity, one: Group, other: Group) -> Compared | None:
+        """The comparison of two groups, `one` on the left, if a rule asks for it."""
+        found = self.compared.get(key_of(quantity, one, other))
+        return found.swapped if found and found.left is not one else found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to what a rule asked."""
+
+    claims: Claims
+    ask: Ask
+    best: Group | None  # shown to be better than every other; None if that is undecided
+    worst: Group | None  # every other is shown to be better; None if that is undecided
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Those of which each was compared with every other."""
+        return self.ask.groups
+
+    @cached_property
+    def compared(self) -> list[Compared]:
+        """Each pair, with its sides as in the question."""
+        return [self.between(*pair) for pair in self.ask.pairs]
 
     def between(self, one: Group, other: Group) -> Compared:
-        """The comparison of two groups, `one` on the left."""
-        for each in self.compared:
-            if each.left is one and each.right is other:
-                return each
-            if each.left is other and each.right is one:
-                return each.swapped
+        """The comparison of two groups, `one` on the left. Raises KeyError if they were not compared."""
+        if found := self.claims.between(self.ask.quantity, one, other):
+            return found
         raise KeyError("the groups were not compared")
 
     def of(self, group: Group) -> list[Compared]:
@@ -296,47 +311,7 @@ class Answer:
         return [group for group in self.groups if not any(each.right_is_better for each in self.of(group))]
 
 
-@dataclass(frozen=True)
-class Claims:
-    """The decided comparisons of a report.
-
-    Attributes:
-        compared: each pair, in the order in which it was asked.
-        extremes: the lowest and the highest group of each ranking; None if undecided.
-        errors: the relative error of a difference of cluster times, by workload.
-        asks: what the rule that receives them asked; iteration gives an answer to each.
-    """
-
-    compared: Mapping[Key, Compared] = field(default_factory=dict)
-    extremes: Mapping[Key, tuple[Group | None, Group | None]] = field(default_factory=dict)
-    errors: Mapping[Workload, float] = field(default_factory=dict)
-    asks: Sequence[Ask] = ()
-
-    def __iter__(self) -> Iterator[Answer]:
-        return map(self.answer, self.asks)
-
-    @property
-    def all(self) -> list[Compared]:
-        return [*self.compared.values()]
-
-    def answer(self, ask: Ask) -> Answer:
-        """The answer to a rule that asked this."""
-        compared = [self._on_left(key, left) for key, (left, _) in zip(ask.keys, ask.pairs, strict=True)]
-        lowest, highest = self.extremes.get(key_of(ask.quantity, *ask.groups), (None, None))
-        best_and_worst = (lowest, highest) if ask.quantity.lower_is_better else (highest, lowest)
-        return Answer(compared, ask.groups, *best_and_worst)
-
-    def between(self, quantity: Quantity, one: Group, other: Group) -> Compared | None:
-        """The comparison of two groups, `one` on the left, if a rule asks for it."""
-        key = key_of(quantity, one, other)
-        return self._on_left(key, one) if key in self.compared else None
-
-    def _on_left(self, key: Key, group: Group) -> Compared:
-        found = self.compared[key]
-        return found if found.left is group else found.swapped
-
-
-def decide(asks: Iterable[Ask], errors: Mapping[Workload, float], tolerance: Tolerance) -> Claims:
+def decide(asks: Sequence[Ask], errors: Mapping[Workload, float], tolerance: Tolerance) -> Claims:
     """Decide all comparisons of a report together, each once.
 
     Args:
@@ -344,79 +319,51 @@ def decide(asks: Iterable[Ask], errors: Mapping[Workload, float], tolerance: Tol
         tolerance: differences that do not matter.
     """
     compared: dict[Key, Compared] = {}
-    asked_families: dict[object, tuple[Correction, dict[Key, None]]] = {}
-    asked_rankings: dict[Key, Ask] = {}
     for ask in asks:
-        tolerated = _tolerated(ask.quantity, tolerance)
         for key, pair in zip(ask.keys, ask.pairs, strict=True):
-            each = Compared(ask.quantity, *pair, tolerated, ask.chosen_from)
-            compared.setdefault(key, each)
-            if ask.correction is dunnett:
-                compared[key] = each  # with the reference on the right
-        if ask.correction:
-            _, keys = asked_families.setdefault(ask.family, (ask.correction, {}))
-            keys.update(dict.fromkeys(ask.keys))
-        if ask.ranked:
-            asked_rankings.setdefault(key_of(ask.quantity, *ask.groups), ask)
+            if key not in compared or ask.correction is dunnett:  # with the reference on the right
+                tolerated = _tolerated(ask.quantity, tolerance)
+                compared[key] = Compared(ask.quantity, *pair, tolerated, ask.chosen_from)
     contrasts = _contrasts(compared, errors)
-    families = [
-        (correction, known)
-        for correction, keys in asked_families.values()
-        if (known := [key for key in keys if key in contrasts])
-    ]
-    rankings = {
-        key: ask
-        for key, ask in asked_rankings.items()
-        if len(ask.groups) > 1 and {*ask.keys} <= contrasts.keys()
-    }
+    families: dict[object, tuple[Correction, dict[Key, None]]] = {}
+    rankings: dict[Key, Ask] = {}
+    for ask in asks:
+        known = dict.fromkeys(key for key in ask.keys if key in contrasts)
+        if ask.correction and known:
+            families.setdefault(ask.family, (ask.correction, {}))[1].update(known)
+        if ask.ranked and len(ask.groups) > 1 and len(known) == len(ask.keys):
+            rankings.setdefault(key_of(ask.quantity, *ask.groups), ask)
     level = FALSE_SHOWN / max(1, len(families) + len(rankings))
-    for key, (decision, called, together) in _decisions(compared, contrasts, families, level).items():
-        compared[key] = replace(compared[key], decision=decision, level=called, together=together)
-    claims = Claims(compared, errors=errors)
-    return replace(
-        claims,
-        extremes={
-            key: (_extreme(claims, ask, level, smallest=True), _extreme(claims, ask, level, smallest=False))
-            for key, ask in rankings.items()
-        },
-    )
-
-
-def _decisions(
-    compared: Mapping[Key, Compared],
-    contrasts: Mapping[Key, Contrast],
-    families: Sequence[tuple[Correction, Sequence[Key]]],
-    level: float,
-) -> dict[Key, tuple[Decision, Level, int]]:
-    """The decision of each comparison, its level, and the number of those that it was corrected with.
-
-    What the sweep asks is likely where it is decided with all other comparisons, and not by itself.
-    """
-    found: dict[Key, tuple[Decision, Level, int]] = {}
-    for correction, keys in families:
+    decisions: dict[Key, tuple[Decision, Level, int]] = {}
+    for correction, keys in families.values():
         corrected = correction([contrasts[key] for key in keys], level)
         for key, decision in zip(keys, corrected, strict=True):
-            found.setdefault(key, (decision, "shown", len(keys)))
+            decisions.setdefault(key, (decision, "shown", len(keys)))
     factors = [compared[key].chosen_from for key in contrasts]
     explored = benjamini_hochberg([*contrasts.values()], LIKELY_LEVEL, factors)
     for key, decision in zip(contrasts, explored, strict=True):
-        if key not in found or (decision.decided and not found[key][0].decided):
-            found[key] = decision, "likely", len(contrasts)
-    return found
+        # What the sweep asks is likely where it is decided with all other comparisons, and not by itself.
+        if key not in decisions or (decision.decided and not decisions[key][0].decided):
+            decisions[key] = decision, "likely", len(contrasts)
+    for key, (decision, called, together) in decisions.items():
+        compared[key] = replace(compared[key], decision=decision, level=called, together=together)
+    claims = Claims(compared, errors=errors)
+    return replace(claims, extremes={key: _extremes(claims, ask, level) for key, ask in rankings.items()})
 
 
-def _extreme(claims: Claims, ask: Ask, level: float, smallest: bool) -> Group | None:
-    for group in ask.groups:
-        against = [
-            found.contrast
-            for other in ask.groups
-            if other is not group
-            and (found := claims.between(ask.quantity, other, group))
-            and found.contrast
-        ]
-        if is_extreme(against, level, smallest):
-            return group
-    return None
+def _extremes(claims: Claims, ask: Ask, level: float) -> tuple[Group | None, Group | None]:
+    """The groups that are shown to be the best and the worst; None where that is undecided."""
+
+    def found(smallest: bool) -> Group | None:
+        for group in ask.groups:
+            others = [other for other in ask.groups if other is not group]
+            against = [claims.between(ask.quantity, other, group) for other in others]
+            contrasts = [each.decision.contrast for each in against if each and each.decision]
+            if is_extreme(contrasts, level, smallest):
+                return group
+        return None
+
+    return found(ask.quantity.lower_is_better), found(not ask.quantity.lower_is_better)
 
 
 def _contrasts(compared: Mapping[Key, Compared], errors: Mapping[Workload, float]) -> dict[Key, Contrast]:
@@ -465,3 +412,46 @@ def _tolerated(quantity: Quantity, tolerance: Tolerance) -> float:
     if quantity.ratio:
         return log1p(tolerance.time)
     return tolerance.accuracy if quantity in (Q.accuracy, Q.averaging_gain) else 0.0
+
+
+def speedup_interval(claims: Claims, serial: Group | None, group: Group) -> Bounds | None:
+    """The interval of the comparison of a configuration's time with serial's.
+
+    It is the one at which a finding decided the comparison. If no finding makes it, the interval has the
+    same errors and no correction for other comparisons.
+
+    Returns:
+        None without a speedup, or with too few seeds on a side.
+    """
+    if serial is None or group.serial or Q.speedup.over(group) is None:
+        return None
+    if found := claims.between(Q.train_s, serial, group):
+        return found.interval
+    pair = [serial, group]
+    if min(len(Q.train_s.sample(each)) for each in pair) < MIN_SEEDS:
+        return None
+    return _interval(Q.train_s, Contrast(*estimates(Q.train_s, pair, claims.errors)))
+
+
+def time_interval(quantity: Quantity, group: Group, claims: Claims) -> Bounds | None:
+    """The interval of the mean of a configuration's times, with the errors that a speedup has.
+
+    Returns:
+        None with too few seeds.
+    """
+    if len(quantity.sample(group)) < SPREAD_SEEDS:
+        return None
+    (found,) = estimates(quantity, [group], claims.errors)
+    return _interval(quantity, Contrast(found, ZERO))
+
+
+def _interval(quantity: Quantity, contrast: Contrast) -> Bounds:
+    """At LEVEL, without a correction for other comparisons."""
+    half = critical_t(LEVEL, contrast.dof) * contrast.standard_error
+    return quantity.unscaled(contrast.estimate - half), quantity.unscaled(contrast.estimate + half)
+
+
+def speedup_intervals(comparison: Comparison, claims: Claims) -> Callable[[Group], Bounds | None]:
+    """The interval of each configuration of a sweep."""
+    serial = {group.workload: group for group in reversed(comparison.groups) if group.serial and group.ok}
+    return lambda group: speedup_interval(claims, serial.get(group.workload.without_links), group)

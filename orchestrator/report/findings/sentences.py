@@ -165,34 +165,13 @@ def comma(loop: LoopContext, last: str = "and") -> str:
     return "" if loop.last else f" {last} " if loop.revindex == 2 else ", "
 
 
-FILTERS: dict[str, Callable[..., str]] = {
-    "are": are,
-    "aside": aside,
-    "by_value": formats.by_value,
-    "cause": cause,
-    "certainty": certainty,
-    "comma": comma,
-    "count": formats.count,
-    "effect": effect,
-    "first_few": formats.first_few,
-    "in_unit": in_unit,
-    "left_out": left_out,
-    "listed": formats.listed,
-    "measured": measured,
-    "numbered": numbered,
-    "of_accuracy": of_accuracy,
-    "percent": percent,
-    "points": formats.points,
-    "probability": formats.probability,
-    "ratio": ratio,
-    "reached": reached,
-    "seconds": formats.seconds,
-    "share": share,
-    "short": formats.short,
-    "significant": formats.significant,
-    "size": formats.size,
-    "span": between,
-    "used": used,
-    "whole": formats.whole,
-    "written": written,
+FILTERS: dict[str, Callable[..., str]] = {"span": between} | {
+    each.__name__: each
+    for each in (
+        *(are, aside, cause, certainty, comma, effect, in_unit, left_out, measured, numbered, of_accuracy),
+        *(reached, share, used, written),
+        *(formats.by_value, formats.count, formats.first_few, formats.listed, percent, formats.points),
+        *(formats.probability, ratio, formats.seconds, formats.short, formats.significant, formats.size),
+        formats.whole,
+    )
 }

@@ -11,8 +11,7 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.quantity import Bounds
-from orchestrator.report.statistics.intervals import accuracy_interval
-from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.statistics.spread import Spread, accuracy_interval
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,11 @@ MAX_NAMED = 3  # configurations with one value, in a sentence
 class Difference:
     """A condition that compared groups do not share.
 
-    condition: a key of CONDITIONS. values: each value as text, with its groups. A group that has no value,
-    because it was not recorded or has no effect, is in none of them.
+    A group that has no value, because it was not recorded or has no effect, is under none of them.
     """
 
-    condition: str
-    values: dict[str, tuple[Group, ...]]
+    condition: str  # a key of CONDITIONS
+    values: dict[str, tuple[Group, ...]]  # the groups by the value, as text
 
     @property
     def statement(self) -> str:
@@ -129,10 +128,6 @@ def _global_batch(group: Group) -> str:
     return batch if update == global_batch(run) else f"{batch} in updates of {whole(update)}"
 
 
-def _lr(group: Group) -> str:
-    return f"{group.first.run.lr:g}"
-
-
 def _lr_rule(group: Group) -> str | None:
     """None with one batch per step, whose rate no rule changes."""
     run = group.first.run
@@ -145,16 +140,16 @@ def _lr_rule(group: Group) -> str | None:
 def _warm_up(group: Group) -> str | None:
     """None where it is a part of the scaling."""
     run = group.first.run
-    if run.warm_up_epochs and run.batch_multiplier > 1:
-        return None
-    return count(run.warm_up_epochs, "epoch") if run.warm_up_epochs else "none"
+    if not run.warm_up_epochs:
+        return "none"
+    return count(run.warm_up_epochs, "epoch") if run.batch_multiplier == 1 else None
 
 
 # The conditions of a comparison, by name, with the value of a group. First those that matter most.
 CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "global batch": _global_batch,
     "updates of the model": _range_of(updates, whole),
-    "learning rate": _lr,
+    "learning rate": lambda group: f"{group.first.run.lr:g}",
     "learning-rate scaling": _lr_rule,
     "warm-up": _warm_up,
     "samples per epoch": _range_of(samples_per_epoch, whole),
@@ -166,6 +161,8 @@ CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "node limits": _node_limits,
     "model evaluated after epochs": _evaluated_after_epochs,
 }
+# What follows from another condition, and so is stated only where groups that share the latter differ.
+_IMPLIED_BY = {"updates of the model": "global batch"}
 _PLURALS = {
     "samples per epoch",
     "seeds",
@@ -174,8 +171,6 @@ _PLURALS = {
     "node limits",
     "updates of the model",
 }
-# What follows from another condition, and so is stated only where groups that share the latter differ.
-_IMPLIED_BY = {"updates of the model": "global batch"}
 
 
 def compared_groups(view: WorkloadView) -> list[Group]:
@@ -203,24 +198,22 @@ def _implied(groups: Sequence[Group], condition: str) -> bool:
     return all(len(_values(each, condition)) < 2 for each in alike)
 
 
-def described(view: WorkloadView, difference: Difference) -> str:
-    """`global batch differs: 32 (serial), 96 (all others)`."""
-    return f"{difference.statement}: {by_value(difference.named(view))}"
-
-
 def stated_conditions(view: WorkloadView) -> str:
     """What is stated for every workload: global batch, learning-rate scaling and tuning."""
     groups = compared_groups(view)
     if not groups:
         return ""
-    batch = by_value(_names_by_value(view, _values(groups, "global batch")))
-    rules = _values(groups, "learning-rate scaling")
-    scaling = by_value(_names_by_value(view, rules)) if len(rules) > 1 else next(iter(rules), "none")
-    rates = _values(groups, "learning rate")
+
+    def named(condition: str) -> str:
+        return by_value(_names_by_value(view, _values(groups, condition)))
+
+    rules, rates = _values(groups, "learning-rate scaling"), _values(groups, "learning rate")
+    scaling = named("learning-rate scaling") if len(rules) > 1 else next(iter(rules), "none")
     rate = f"{view.workload.lr:g} for all, not tuned per strategy"
     if len(rates) > 1:
-        rate = f"{by_value(_names_by_value(view, rates))}{_tuned(groups)}"
-    return f"Global batch at {view.shape.label}: {batch}. Learning rate: {rate}; scaling: {scaling}."
+        rate = f"{named('learning rate')}{_tuned(groups)}"
+    batch = f"Global batch at {view.shape.label}: {named('global batch')}"
+    return f"{batch}. Learning rate: {rate}; scaling: {scaling}."
 
 
 def _tuned(groups: Sequence[Group]) -> str:
@@ -234,11 +227,12 @@ def _tuned(groups: Sequence[Group]) -> str:
 
 def unequal_conditions(comparison: Comparison) -> list[str]:
     """A line for each difference of each workload, for a terminal."""
-    return [
-        f"{view.workload.label}: at {view.shape.label}, {described(view, difference)}".replace(JOIN, " ")
+    lines = [
+        f"{view.workload.label}: at {view.shape.label}, {each.statement}: {by_value(each.named(view))}"
         for view in map(comparison.view, comparison.workloads)
-        for difference in differences(view)
+        for each in differences(view)
     ]
+    return [line.replace(JOIN, " ") for line in lines]
 
 
 def _values(groups: Sequence[Group], condition: str) -> dict[str, tuple[Group, ...]]:

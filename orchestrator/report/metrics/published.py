@@ -9,8 +9,8 @@ from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.labels import as_written
-from orchestrator.report.model.locations import describe_nodes
-from orchestrator.report.model.rows import quotient
+from orchestrator.report.model.rows import describe_nodes, quotient
+from orchestrator.report.quantities import Q
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.lab import BlockRecord, Published, Values
 
@@ -47,8 +47,9 @@ class PublishedLine:
     @property
     def accuracy_change(self) -> float | None:
         """Our accuracy minus that of one node."""
-        mine = self.measured and self.measured.accuracy
-        one = self.one_node and self.one_node.measured and self.one_node.measured.accuracy
+        mine = self.measured and Q.accuracy.over(self.measured)
+        other = self.one_node and self.one_node.measured
+        one = other and Q.accuracy.over(other)
         return mine.mean - one.mean if mine and one else None
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import get_args
@@ -11,8 +11,7 @@ from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.groups import Group, groups_of
-from orchestrator.report.model.labels import Rate, Workload, lr_schedule_labels
-from orchestrator.report.model.locations import location_names
+from orchestrator.report.model.labels import Rate, Workload, location_names, lr_schedule_labels
 from orchestrator.report.model.rows import SERIAL, Clock, Row
 from orchestrator.results.limits import is_disturbed, shows_load
 from orchestrator.results.records import RunResult
@@ -37,18 +36,30 @@ def rows_of(
         elsewhere: whether these are times on another cluster, on which all runs are compared. Wall times
             say nothing about it.
     """
-    replayed = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
+    plain = []
     disturbed = _are_disturbed(result for _, result in results)
-    plain = [
-        replace(
-            row,
-            replayed=replayed.get(row.key),
-            real=real.get(row.key),
-            elsewhere=elsewhere,
-            disturbed=disturbed,
+    runs = [result.run for _, result in results]
+    names = location_names([result for _, result in results])
+    described = zip(results, names, lr_schedule_labels(runs), workload_rates(runs), strict=True)
+    for (key, result), location, schedule, rate in described:
+        own_lr = "" if rate.lr == result.run.lr else f"lr={result.run.lr:g}"
+        label = " ".join(filter(None, [schedule, own_lr]))
+        time = clusters.get(key)
+        replayed = time if isinstance(time, ClusterTime) else None
+        plain.append(
+            Row(
+                key,
+                result,
+                result.run,
+                location,
+                label,
+                rate,
+                replayed,
+                real.get(key),
+                elsewhere,
+                disturbed,
+            )
         )
-        for row in _plain(results)
-    ]
     rows = _with_serial(plain)
     in_cluster_time = (
         {row.workload.without_links for row in rows} if elsewhere else _compared_in_cluster_time(rows)
@@ -59,16 +70,14 @@ def rows_of(
 def _compared_in_cluster_time(rows: Sequence[Row]) -> set[Workload]:
     """The workloads, without links, whose wall times mislead and whose runs have cluster times."""
     ok = [row for row in rows if row.ok]
-    misleading = [row for row in ok if row.shares_cores or row.link_not_enforced]
-    misleading += [row for row in ok if row.is_virtual]
-    misleading += [row for group in groups_of(ok) if waits_for_cores(group) for row in group.rows]
-    found = {row.workload.without_links for row in misleading if row.replayed or row.is_virtual}
-    serial = [row for row in ok if row.strategy == SERIAL]
-    untraced = {row.workload for row in serial if not row.replayed and not row.is_virtual}
-    return found - untraced
+    misleading = [row for row in ok if row.shares_cores or row.link_not_enforced or row.is_virtual]
+    misleading += [row for group in groups_of(ok) if _waits_for_cores(group) for row in group.rows]
+    timed = {row.key for row in ok if row.replayed or row.is_virtual}
+    untraced = {row.workload for row in ok if row.strategy == SERIAL and row.key not in timed}
+    return {row.workload.without_links for row in misleading if row.key in timed} - untraced
 
 
-def waits_for_cores(group: Group) -> bool:
+def _waits_for_cores(group: Group) -> bool:
     """Whether other load took the cores of a configuration, so that its wall times are not its own."""
     return median(row.without_core for row in group.ok_rows) > MAX_CONTENTION
 
@@ -83,23 +92,6 @@ def _are_disturbed(results: Iterable[RunResult]) -> bool:
         if result.status == "ok" and shows_load(result):
             found.setdefault(result.run.world_size, []).append(is_disturbed(result))
     return any(2 * sum(runs) > len(runs) for runs in found.values())
-
-
-def _plain(results: Sequence[tuple[str, RunResult]]) -> list[Row]:
-    """Rows on the wall clock, without times in cluster time and serial runs."""
-    locations = location_names([result for _, result in results])
-    runs = [result.run for _, result in results]
-    rates = workload_rates(runs)
-    schedules = [
-        " ".join(filter(None, [schedule, "" if rate.lr == run.lr else f"lr={run.lr:g}"]))
-        for run, schedule, rate in zip(runs, lr_schedule_labels(runs), rates, strict=True)
-    ]
-    return [
-        Row(key, result, run, location, schedule, rate)
-        for (key, result), run, location, schedule, rate in zip(
-            results, runs, locations, schedules, rates, strict=True
-        )
-    ]
 
 
 def _with_serial(plain: Sequence[Row]) -> list[Row]:
@@ -136,15 +128,14 @@ def workload_rates(runs: Sequence[RunSpec]) -> list[Rate]:
     for run, workload in zip(runs, others, strict=True):
         if run.name_of("strategy") == SERIAL:
             serial.setdefault(workload, set()).add(Rate(run.lr, run.warm_up_epochs))
-    rates = []
-    for run, workload in zip(runs, others, strict=True):
-        known = serial.get(workload, set())
-        lrs = {rate.lr for rate in known}
-        lr = min(lrs) if len(lrs) == 1 else run.lr
-        warm_ups = {rate.warm_up_epochs for rate in known if rate.lr == lr}
-        own = run.warm_up_epochs
-        rates.append(Rate(lr, own if own in warm_ups else min(warm_ups, default=0)))
-    return rates
+    return [_rate(run, serial.get(workload, set())) for run, workload in zip(runs, others, strict=True)]
+
+
+def _rate(run: RunSpec, known: Collection[Rate]) -> Rate:
+    lrs = {rate.lr for rate in known}
+    lr = min(lrs) if len(lrs) == 1 else run.lr
+    warm_ups = {rate.warm_up_epochs for rate in known if rate.lr == lr}
+    return Rate(lr, run.warm_up_epochs if run.warm_up_epochs in warm_ups else min(warm_ups, default=0))
 
 
 def _serial(row: Row, serial: Sequence[Row]) -> tuple[Row, ...]:

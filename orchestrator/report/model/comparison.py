@@ -32,23 +32,16 @@ MAX_LINE_PARTITIONERS = 3  # partitioners that figures distinguish by line style
 
 @dataclass(frozen=True)
 class WorkloadView:
-    """The ok groups of one workload.
-
-    shape: the cluster shape at which strategies are compared. one_of_many: whether the sweep has other
-    workloads, so that this one must be named. stages: how adding seeds until the choice was decided ended,
-    so that configurations have different numbers of them; None if all have as many. tolerance: differences
-    that do not matter. real: what runs of real nodes show of virtual ones. unfinished: whether the sweep
-    has runs to come.
-    """
+    """The ok groups of one workload."""
 
     workload: Workload
     groups: list[Group]
-    shape: ClusterShape
-    one_of_many: bool
-    stages: Stages | None = None
-    tolerance: Tolerance = field(default_factory=Tolerance)
-    real: Calibrated | None = None
-    unfinished: bool = False
+    shape: ClusterShape  # at which strategies are compared
+    one_of_many: bool  # whether the sweep has other workloads, so that this one must be named
+    stages: Stages | None  # how adding seeds until the choice was decided ended; None if all have as many
+    tolerance: Tolerance
+    real: Calibrated | None  # what runs of real nodes show of virtual ones
+    unfinished: bool  # whether the sweep has runs to come
 
     @property
     def staged(self) -> bool:
@@ -150,26 +143,21 @@ class WorkloadView:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a sweep.
+    """The runs of a sweep. The mappings are by key.
 
-    rows: the runs with a result, in the order of the sweep file. pending: keys of the others. The
-    mappings are by key. unusable: why the result of a pending run cannot be used. clusters: the cluster
-    time of a run, or why it has none. windows: what is drawn of the timelines of the slowest runs, or why
-    there is none. predictions: those that are stored beside the runs. predictions_unusable: why stored ones
-    are not shown; empty if they are. real: what runs of real nodes show of virtual ones.
-    real_unusable: why they cannot be used; empty if they can.
+    windows: what is drawn of the timelines of the slowest runs, or why there is none.
     """
 
     record: SweepRecord
-    rows: tuple[Row, ...]
-    pending: tuple[str, ...]
-    unusable: Mapping[str, str] = field(default_factory=dict)
-    clusters: Mapping[str, ClusterTime | NoClusterTime] = field(default_factory=dict)
+    rows: tuple[Row, ...]  # the runs with a result, in the order of the sweep file
+    pending: tuple[str, ...]  # keys of the others
+    unusable: Mapping[str, str]  # why the result of a pending run cannot be used
+    clusters: Mapping[str, ClusterTime | NoClusterTime]  # the cluster time of a run, or why it has none
     windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
-    predictions: Predictions | None = None
-    predictions_unusable: str = ""
-    real: Calibrated | None = None
-    real_unusable: str = ""
+    predictions: Predictions | None = None  # those that are stored beside the runs
+    predictions_unusable: str = ""  # why stored ones are not shown
+    real: Calibrated | None = None  # what runs of real nodes show of virtual ones
+    real_unusable: str = ""  # why they cannot be used
 
     @property
     def tolerance(self) -> Tolerance:
@@ -277,8 +265,9 @@ def read_comparison(
         real, why = _calibrated(paths, results)
         clusters = cluster_times(paths, results, real.cluster if real else None)
         compared = compare(record, results, unusable, clusters, real=real.times if real else {})
-        compared = replace(compared, real=real, real_unusable=why)
-        return _with_predictions(compared, paths, results)
+        predictions, unused = _predictions(paths, compared)
+        compared = replace(compared, predictions=predictions, predictions_unusable=unused)
+        return replace(compared, real=real, real_unusable=why)
 
 
 def _calibrated(
@@ -292,23 +281,18 @@ def _calibrated(
     return (calibrated(paths, results, runs) if runs else None), ""
 
 
-def _with_predictions(
-    comparison: Comparison, paths: SweepPaths, results: Sequence[tuple[str, RunResult]]
-) -> Comparison:
-    """The comparison with the predictions of its directory, or with the reason why it has none."""
+def _predictions(paths: SweepPaths, comparison: Comparison) -> tuple[Predictions | None, str]:
+    """The predictions of a directory, or why those that it has are not shown."""
     try:
         predictions = read_predictions(paths)
     except UnusableFile as error:
-        return replace(comparison, predictions_unusable=f"{paths.predictions.name} {error.reason}")
-    if predictions is None:
-        return comparison
-    started = {key: result.started_at for key, result in results if result.status == "ok"}
-    if predictions.outdated(started):
-        return replace(comparison, predictions_unusable="they were made from other runs")
-    if any(row.disturbed for row in comparison.rows):
-        busy = "the machine was busy during their runs, which must be repeated first"
-        return replace(comparison, predictions_unusable=busy)
-    return replace(comparison, predictions=predictions)
+        return None, f"{paths.predictions.name} {error.reason}"
+    ok = [row for row in comparison.rows if row.ok]
+    if predictions and predictions.outdated({row.key: row.wall_result.started_at for row in ok}):
+        return None, "they were made from other runs"
+    if predictions and any(row.disturbed for row in comparison.rows):
+        return None, "the machine was busy during their runs, which must be repeated first"
+    return predictions, ""
 
 
 @contextmanager

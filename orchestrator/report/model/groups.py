@@ -1,4 +1,4 @@
-"""Groups: the runs of one configuration, which differ only in their seed."""
+"""Groups: the runs of one configuration, which differ only in their seed, and whether they learned."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from math import inf
 from statistics import fmean
 from typing import TypeVar
 
+from scipy.special import bdtrc
+
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
-from orchestrator.report.model.learned import learned
 from orchestrator.report.model.rows import SERIAL, Clock, Row
 from orchestrator.report.statistics.common_seeds import MIN_SEEDS, SeedFit
 from orchestrator.report.statistics.moderated import Sample
 from orchestrator.report.statistics.spread import Spread
+from orchestrator.results.records import EpochPoint
+
+CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
 
 Item = TypeVar("Item")
 Shared = TypeVar("Shared", bound=Hashable)
@@ -25,15 +29,11 @@ FitOfGroup = tuple[SeedFit, str]  # and the name of the group in it
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one configuration and location, differing only in seed. At least one row, ok or not.
-
-    block: the groups whose seeds are the same draws; None if it stands alone. dropped: why a sweep added
-    fewer seeds to it than to others; empty if it did not.
-    """
+    """The runs of one configuration and location, differing only in seed. At least one row, ok or not."""
 
     rows: tuple[Row, ...]
-    block: Block | None = field(default=None, compare=False, repr=False)
-    dropped: str = ""
+    block: Block | None = field(default=None, compare=False, repr=False)  # None if it stands alone
+    dropped: str = ""  # why a sweep added fewer seeds to it than to others
 
     def on(self, clock: Clock) -> Group:
         """The runs on a clock."""
@@ -117,12 +117,6 @@ class Group:
         """
         return self.first.configuration("lr", *LR_SCHEDULE_FIELDS, "strategy.init")
 
-    @property
-    def accuracy(self) -> Spread | None:
-        """Test accuracy of the final weights over the ok seeds."""
-        spread = self.over(lambda row: row.accuracy)
-        return spread and spread.shifted(self.shift("accuracy", _accuracies, (0, 1)), ratio=False)
-
     @cached_property
     def reference(self) -> Group | None:
         """The serial configuration that all its runs are compared with, on their clock."""
@@ -150,10 +144,6 @@ class Group:
     def over(self, metric: Metric, geometric: bool = False) -> Spread | None:
         """The metric over the ok seeds; None if it is absent. geometric: its mean, as for ratios."""
         return Spread.of((metric(row) for row in self.ok_rows), geometric)
-
-
-def _accuracies(group: Group) -> Sample:
-    return {row.seed: row.accuracy for row in group.ok_rows if row.accuracy is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,3 +215,29 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Shared]) -> dict[Shared
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
+
+
+def learned(row: Row) -> bool | None:
+    """Whether a run learned anything; None if that cannot be told.
+
+    Its accuracy is above that of a constant answer, by a one-sided binomial test at 1 %, and its loss is
+    not above that of the first epoch, on the test split or in training. (The test loss alone also rises
+    when a model overfits.) Losses of local models say nothing about their average.
+    """
+    images, chance = row.test_samples, row.chance_accuracy
+    if not row.trains or row.accuracy is None or images is None or chance is None:
+        return None
+    right = round(row.accuracy * images)
+    p_value = bdtrc(right - 1, images, chance) if right else 1.0
+    above_chance = p_value < CHANCE_LEVEL
+    fell = _fell(row, lambda point: point.test_loss) or _fell(row, lambda point: point.loss)
+    return bool(above_chance) and (fell or bool(row.local_accuracies))
+
+
+def _fell(row: Row, loss: Callable[[EpochPoint], float | None]) -> bool:
+    """Whether a loss, mean over ranks, is not above that of the first epoch, or is unknown."""
+    first, last = (
+        Spread.of(loss(point) for point in row.result.epochs if point.epoch == epoch)
+        for epoch in (1, row.result.last_epoch)
+    )
+    return first is None or last is None or last.mean <= first.mean

@@ -1,4 +1,7 @@
-"""Labels of runs: components with their parameters, the workload, and the shape of the cluster."""
+"""Labels of runs: components with their parameters, the workload, the shape of the cluster, the location.
+
+A location is the runtime and the image in which nodes ran. Rows of different locations are never compared.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
+from orchestrator.results.records import RunResult
 from trainer.core.registry import IMPORTED
 from trainer.spec.link import Links
 from trainer.spec.registries import REGISTRIES
@@ -225,23 +229,18 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     Args:
         but: names of parameters to leave out.
     """
-    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    left_out = ("name", IMPORTED, *but)
-    parameters = {name: as_written(value) for name, value in shown.items() if name not in left_out}
-    return " ".join([run.name_of(field), *(f"{name}={value}" for name, value in parameters.items())])
+    shown = parameters(run, field, exclude_defaults=True)
+    return " ".join(
+        [run.name_of(field), *(f"{name}={value}" for name, value in shown.items() if name not in but)]
+    )
 
 
 def strategy_label(run: RunSpec) -> str:
     """The strategy's label, with `on_loss=continue` and what costs time, as checkpoints do."""
-    fields = ("checkpoint_epochs", "checkpoint_steps")
-    intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
-    accumulate = [] if run.accumulate == 1 else [f"accumulate={run.accumulate}"]
-    on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
-    debug = ["debug"] if run.debug else []
-    recompute = [] if run.recompute == "none" else [f"recompute={run.recompute}"]
-    return " ".join(
-        [component_label(run, "strategy"), *accumulate, *recompute, *intervals, *on_loss, *debug]
-    )
+    fields = ("accumulate", "recompute", "checkpoint_epochs", "checkpoint_steps", "on_loss")
+    values = {name: getattr(run, name) for name in fields}
+    changed = [f"{name}={value}" for name, value in values.items() if value != _default(name)]
+    return " ".join([component_label(run, "strategy"), *changed, *(["debug"] if run.debug else [])])
 
 
 def partitioner_label(run: RunSpec) -> str:
@@ -275,9 +274,9 @@ def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
     return labels if differ else [""] * len(runs)
 
 
-def parameters(run: RunSpec, field: str) -> dict[str, str]:
-    """All parameters of a component as text, including defaults."""
-    shown = REGISTRIES[field].dump(getattr(run, field))
+def parameters(run: RunSpec, field: str, exclude_defaults: bool = False) -> dict[str, str]:
+    """The parameters of a component as text."""
+    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=exclude_defaults)
     return {name: as_written(value) for name, value in shown.items() if name not in ("name", IMPORTED)}
 
 
@@ -295,3 +294,28 @@ def as_written(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(as_written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def location_names(results: Sequence[RunResult]) -> list[str]:
+    """A name for the location of each result; empty if all have the same one, and have trained.
+
+    `runtime docker`, or `image 4c3e83f9` (the beginning of its sources' hash) if there are several images,
+    and `not trained` where steps were charged instead of computed.
+    """
+    runtimes = {result.runtime for result in results}
+    images = {image for result in results if (image := _image(result))}
+    tags = {name for name, _ in images}
+    names = []
+    for result in results:
+        parts = [f"runtime {result.runtime}"] if len(runtimes) > 1 else []
+        if len(images) > 1 and (image := _image(result)):
+            parts.append(" ".join(filter(None, ["image", image[0] if len(tags) > 1 else "", image[1][:8]])))
+        parts += [] if result.runtime_info.trains else ["not trained"]
+        names.append(", ".join(parts))
+    return names
+
+
+def _image(result: RunResult) -> tuple[str, str] | None:
+    """The image's name and the hash of its sources; None if nodes were not containers."""
+    name, _, sources = str(result.environment.get("image", "")).partition(" from sources ")
+    return (name, sources) if name else None

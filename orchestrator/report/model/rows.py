@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,20 +12,21 @@ from typing import Any, Literal
 
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.model.clock import on_cluster
+from orchestrator.report.formats import JOIN, listed
 from orchestrator.report.model.labels import (
+    LIMIT_LABELS,
     NOT_COMPARED,
     ClusterShape,
     Rate,
     Workload,
-    faults_label,
-    link_label,
     partitioner_label,
     strategy_label,
 )
-from orchestrator.results.limits import shares_cores, speedup_limit
-from orchestrator.results.records import CertifiedPart, RankResult, RunResult, stages_of
-from trainer.spec.run_spec import RunSpec
+from orchestrator.results.limits import shares_cores, speedup_limit, written
+from orchestrator.results.records import Certificate, CertifiedPart, RankResult, RunResult, stages_of
+from trainer.spec.run_spec import NODE_LIMITS, RunSpec
+
+MAX_VALUES = 3  # of a limit; more than these are written as a range
 
 Clock = Literal["wall", "cluster"]
 
@@ -44,32 +45,23 @@ NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    location: where its nodes ran. lr_schedule: its learning-rate schedule, and its rate if that is not the
-    one of its workload. Both are named only if the runs of the directory differ in them. workload_rate: the
-    learning rate of its workload; None: its own. Measured quantities are None unless the run is ok, since
-    an unfinished run compares with nothing.
-
-    clock: the clock of all times in this row; the runs of a workload are compared on one. replayed: its
-    cluster time; None if it has none. elsewhere: whether it is compared on another cluster, on which it has
-    no wall time. disturbed: whether other load has disturbed the sweep so much that it is compared on no
-    clock. real: what a run of virtual nodes took on real ones; None: unknown. serial: the serial
-    runs that it is compared with, on the same clock: that with its seed, or else all. untimed_on: the
-    clocks on which times do not compare with theirs, for it or for another seed of its configuration: a
-    mean over the others would not be that of the configuration.
+    Measured quantities are None unless the run is ok, since an unfinished run compares with nothing.
     """
 
     key: str
     wall_result: RunResult
     run: RunSpec
-    location: str = ""
-    lr_schedule: str = ""
-    workload_rate: Rate | None = None
-    clock: Clock = "wall"
-    replayed: ClusterTime | None = None
-    elsewhere: bool = False
-    disturbed: bool = False
-    real: RealTime | None = None
-    serial: tuple[Row, ...] = ()
+    location: str  # where its nodes ran; named only if the runs of the directory differ in it
+    lr_schedule: str  # likewise, and its rate if that is not the one of its workload
+    workload_rate: Rate
+    replayed: ClusterTime | None
+    real: RealTime | None  # what a run of virtual nodes took on real ones
+    elsewhere: bool  # whether it is compared on another cluster, on which it has no wall time
+    disturbed: bool  # whether other load disturbed the sweep so much that it is compared on no clock
+    clock: Clock = "wall"  # of all times in this row; the runs of a workload are compared on one
+    serial: tuple[Row, ...] = ()  # the runs that it is compared with: that with its seed, or else all
+    # Where times do not compare with theirs, for it or for another seed of its configuration: a mean over
+    # the others would not be that of the configuration.
     untimed_on: frozenset[Clock] = frozenset()
 
     def on(self, clock: Clock) -> Row:
@@ -95,7 +87,7 @@ class Row:
     def result(self) -> RunResult:
         """As measured, with the times of this row's clock."""
         time = self.replayed if self.clock == "cluster" else None
-        return on_cluster(self.wall_result, time) if time else self.wall_result
+        return _on_cluster(self.wall_result, time) if time else self.wall_result
 
     @property
     def timed(self) -> bool:
@@ -179,7 +171,7 @@ class Row:
     @property
     def conditions(self) -> list[str]:
         """Its links, location, faults and attacks, without those that it has not."""
-        found = (self.link_label, self.location, self.faults_label, self.run.byzantine_label)
+        found = (self.workload.link, self.location, self.workload.faults, self.workload.byzantine)
         return [*filter(None, found)]
 
     @cached_property
@@ -194,15 +186,10 @@ class Row:
     def transport(self) -> str:
         return self.run.transport
 
-    @cached_property
-    def link_label(self) -> str:
-        """The links that the run requests; empty without any."""
-        return link_label(self.run)
-
     @property
     def link_not_enforced(self) -> bool:
         """Whether the run requests links that its runtime does not make, so that wall time lacks them."""
-        return bool(self.link_label) and not self.result.runtime_info.shapes_links
+        return bool(self.workload.link) and not self.result.runtime_info.shapes_links
 
     @property
     def is_virtual(self) -> bool:
@@ -212,7 +199,7 @@ class Row:
     @cached_property
     def workload(self) -> Workload:
         found = Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
-        return replace(found, **self.workload_rate._asdict()) if self.workload_rate else found
+        return replace(found, **self.workload_rate._asdict())
 
     @cached_property
     def strategy(self) -> str:
@@ -229,70 +216,66 @@ class Row:
         return partitioner_label(self.run)
 
     @cached_property
-    def faults_label(self) -> str:
-        """What was injected into its nodes; empty without faults."""
-        return faults_label(self.run)
-
-    @cached_property
-    def _measured(self) -> RunResult | None:
-        return self.result if self.ok else None
-
-    @cached_property
-    def _timed(self) -> RunResult | None:
-        return self._measured if self.timed else None
+    def ranks(self) -> list[RankResult]:
+        """What its ranks measured; none unless it is ok."""
+        return self.result.ranks if self.ok else []
 
     @cached_property
     def train_s(self) -> float | None:
         """Time of the slowest rank, on the clock of this row."""
-        return self._timed.train_s if self._timed else None
+        return self.result.train_s if self.ok and self.timed else None
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
+        return self.result.seconds if self.ok and self.timed else {}
 
     @cached_property
     def work_cpu_s(self) -> float | None:
-        return self._measured.work_cpu_s if self._measured else None
+        return self.result.work_cpu_s if self.ok else None
 
     @cached_property
     def accuracy(self) -> float | None:
-        return self._measured.accuracy if self._measured else None
+        return self.result.accuracy if self.ok else None
+
+    @cached_property
+    def local_accuracies(self) -> list[float]:
+        return self.result.local_accuracies if self.ok else []
 
     @property
     def test_samples(self) -> int | None:
         """Images of the test split; None in older results."""
-        return self._measured.ranks[0].test_samples if self._measured and self._measured.ranks else None
+        return self.ranks[0].test_samples if self.ranks else None
 
     @property
     def chance_accuracy(self) -> float | None:
         """The accuracy of the best constant answer; None in older results."""
-        return self._measured.ranks[0].chance_accuracy if self._measured and self._measured.ranks else None
-
-    @cached_property
-    def local_accuracies(self) -> list[float]:
-        return self._measured.local_accuracies if self._measured else []
+        return self.ranks[0].chance_accuracy if self.ranks else None
 
     @cached_property
     def steps(self) -> int | None:
         """Optimizer steps of the rank that took most."""
-        return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
+        return max((rank.steps for rank in self.ranks), default=None)
 
     @cached_property
     def state_bytes(self) -> int | None:
         """Weights, gradient and optimizer state of the rank that holds most; None if not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
+        return max(
+            (sum(rank.state_bytes.values()) for rank in self.ranks if rank.state_bytes), default=None
+        )
 
     @cached_property
     def activation_bytes(self) -> int | None:
         """Stored activations of the rank that stores most; None if not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        known = [rank.activation_bytes for rank in ranks if rank.activation_bytes is not None]
+        known = [rank.activation_bytes for rank in self.ranks if rank.activation_bytes is not None]
         return max(known, default=None)
 
     @cached_property
     def cpu_per_sample(self) -> float | None:
         """CPU seconds of work of all ranks per sample; None where they were not recorded."""
-        ranks = self._measured.ranks if self._measured else []
-        work = [rank.work_cpu_s for rank in ranks if rank.work_cpu_s is not None]
-        samples = sum(rank.samples for rank in ranks)
-        return sum(work) / samples if samples and len(work) == len(ranks) else None
+        work = [rank.work_cpu_s for rank in self.ranks if rank.work_cpu_s is not None]
+        samples = sum(rank.samples for rank in self.ranks)
+        return sum(work) / samples if samples and len(work) == len(self.ranks) else None
 
     def stages(self, replica: int = 0) -> list[list[RankResult]]:
         """The ranks that hold each of a replica's stages, in the blocks' order; none if the model is whole.
@@ -310,17 +293,12 @@ class Row:
         return [name for before, name in pairwise(names) if holders[before] != holders[name]]
 
     @cached_property
-    def seconds(self) -> dict[str, float]:
-        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
-        return self._timed.seconds if self._timed else {}
-
-    @cached_property
     def replicas_equal(self) -> bool | None:
         """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
         one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
         compares = self.trains and not self.is_sampled and not one
-        return self._measured.replicas_equal if self._measured and compares else None
+        return self.result.replicas_equal if self.ok and compares else None
 
     @cached_property
     def node_samples(self) -> list[int]:
@@ -332,34 +310,39 @@ class Row:
         """Whether samples have classes, whose share on each node can differ."""
         return self.run.dataset.class_count > 1
 
+    @cached_property
+    def _certificate(self) -> Certificate | None:
+        return self.result.certificate if self.ok else None
+
+    @property
+    def parts(self) -> list[CertifiedPart]:
+        """What each training rank trained on in epoch 1."""
+        return self._certificate.first_epoch() if self._certificate else []
+
     @property
     def verified(self) -> bool | None:
         """Whether the samples trained on were those of the partition; None without a certificate."""
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.verified if certificate else None
+        return self._certificate.verified if self._certificate else None
 
     @property
     def data(self) -> list[str]:
         """What identifies its training data where machines can have different ones, see Certificate."""
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.data if certificate else []
+        return self._certificate.data if self._certificate else []
 
     @property
     def no_speedup(self) -> str | None:
         """The reason for a missing speedup; None if there is one."""
-        if not self.ok:
-            return NOT_OK
-        if not self.trains:
-            return NO_TRAINING
-        if self.run.node_speed is not None:
-            return UNEQUAL_NODES
-        if self.run.faults:
-            return FAULTS
-        if not self.timed:
-            return DISTURBED if self.disturbed else NO_CLUSTER_TIME
-        if not self.serial:
-            return NO_SERIAL
-        return None if self.serial_s else OTHER_EPOCHS
+        reasons = {
+            NOT_OK: not self.ok,
+            NO_TRAINING: not self.trains,
+            UNEQUAL_NODES: self.run.node_speed is not None,
+            FAULTS: bool(self.run.faults),
+            DISTURBED: self.disturbed,
+            NO_CLUSTER_TIME: not self.timed,
+            NO_SERIAL: not self.serial,
+            OTHER_EPOCHS: not self.serial_s,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     def serials(self, of: Callable[[Row], float | None], timed: bool = False) -> float | None:
         """The mean of what is known of the serial runs. timed: None if times do not compare."""
@@ -402,12 +385,70 @@ class Row:
         """The largest wall-clock speedup that the shared cores allow."""
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
-    @cached_property
-    def parts(self) -> list[CertifiedPart]:
-        certificate = self._measured.certificate if self._measured else None
-        return certificate.first_epoch() if certificate else []
+
+def _on_cluster(result: RunResult, cluster: ClusterTime) -> RunResult:
+    """The result with all times of training replaced by cluster time.
+
+    Evaluation, start-up and bytes stay as measured. A rank's training time ends with its last record, while
+    others may still train.
+    """
+
+    def of_rank(rank: RankResult) -> RankResult:
+        its = cluster.ranks[rank.rank]
+        seconds = {
+            **dict.fromkeys(rank.seconds, 0.0),
+            **its.work_s,
+            "communicate": its.communicate_s,
+            "wait": its.wait_s,
+            "evaluate": rank.seconds.get("evaluate", 0.0),
+        }
+        return rank.model_copy(
+            update={
+                "train_s": cluster.cluster_s - its.idle_s,
+                "seconds": seconds,
+                "wait_s_by_rank": its.wait_s_by_rank if len(cluster.ranks) > 1 else None,
+            }
+        )
+
+    return result.model_copy(
+        update={
+            "ranks": [of_rank(rank) for rank in result.ranks],
+            "epochs": [
+                point.model_copy(update={"train_s": cluster.epoch_ends_s[point.epoch - 1]})
+                for point in result.epochs
+            ],
+            # Clocks of a replay are common to all ranks, wherever they ran.
+            "runtime_info": replace(result.runtime_info, one_clock=True),
+        }
+    )
 
 
 def quotient(dividend: float | None, divisor: float | None) -> float | None:
     """dividend / divisor; None if either is absent or zero."""
     return dividend / divisor if dividend and divisor else None
+
+
+def describe_nodes(rows: Iterable[Row]) -> str:
+    """`containers of Docker 26.1.5 with 0.4 cpus and 2,048 MiB memory per node`, or `local processes`."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(row.result.node_kind, []).append(row)
+    descriptions = []
+    for kind, members in kinds.items():
+        limits = " and ".join(node_limits(members, ("cpus", "memory_mb")))
+        descriptions.append(f"{kind} with {limits} per node" if limits else kind)
+    return "; ".join(descriptions)
+
+
+def node_limits(rows: Sequence[Row], names: Sequence[str] = NODE_LIMITS) -> list[str]:
+    """The limits that were enforced on each node; empty if any run was not limited."""
+    if not rows or not all(row.result.runtime_info.enforces_limits for row in rows):
+        return []
+    return [_limit(name, sorted({getattr(row.run, name) for row in rows})) for name in names]
+
+
+def _limit(name: str, values: Sequence[float]) -> str:
+    """`cpus 0.4`, `cpus 0.4 or 1`, `64 to 2,048 MiB memory`."""
+    each = [written(value) if isinstance(value, float) else f"{value:,}" for value in values]
+    several = f"{each[0]} to {each[-1]}" if len(each) > MAX_VALUES else listed(each, "or")
+    return LIMIT_LABELS[name].format(several).replace(" MiB", f"{JOIN}MiB")

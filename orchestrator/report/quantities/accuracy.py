@@ -10,7 +10,7 @@ from orchestrator.report.formats import JOIN, percent, points, short
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.statistics.intervals import accuracy_interval
+from orchestrator.report.statistics.spread import accuracy_interval
 
 
 def _minus(left: float | None, right: float | None) -> float | None:

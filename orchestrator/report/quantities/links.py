@@ -62,7 +62,7 @@ def _requested(
     row: Row, of: Callable[[Path], float | None], write: Callable[[float], str], absent: str
 ) -> str:
     """`10 Mbit/s requested`; empty without a request."""
-    if row.run.link is None or not row.link_label:
+    if row.run.link is None or not row.workload.link:
         return ""
     node_of, enforced = row.run.node_of, "" if not row.link_not_enforced else ", not enforced"
     pairs = {(node_of(each.source), node_of(each.to)) for each in row.result.links}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.report.formats import ABSENT, count
-from orchestrator.report.metrics.clock import error_of_difference
-from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.tables import Column, T, table_of, words
 from orchestrator.report.render.tree import Block, Box, Cell, Fold, Heading, Section, Table, texts

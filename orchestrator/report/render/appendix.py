@@ -12,8 +12,7 @@ from orchestrator.report import formats
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.locations import node_limits
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Row, node_limits
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.report.render.tree import (
     Block,

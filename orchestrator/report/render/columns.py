@@ -278,7 +278,7 @@ WITHOUT, WITH, EXTRA = FaultCost.without_faults, FaultCost.with_faults, FaultCos
 FAULTS: tuple[Column[FaultCost], ...] = (
     Column("strategy", "Strategy", lambda cost: STRATEGY.cell(cost.group), number=False),
     Column("nodes", "Nodes", lambda cost: NODES.cell(cost.group)),
-    words("faults", "Faults", lambda cost: cost.group.first.faults_label),
+    words("faults", "Faults", lambda cost: cost.group.workload.faults),
     words("on_loss", "On loss", _on_loss),
     Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
     _over_pairs("time_without", "Time without", WITHOUT, Q.elapsed_s),

@@ -13,15 +13,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_intervals, time_interval
+from orchestrator.report.findings.decide import Claims, speedup_intervals, time_interval
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import QUANTITIES, Q
 from orchestrator.report.quantities.learning import target_reached
 from orchestrator.report.statistics.contrasts import MIN_SEEDS as COMPARED_SEEDS
-from orchestrator.report.statistics.intervals import MIN_SEEDS
+from orchestrator.report.statistics.spread import MIN_SEEDS
 from orchestrator.report.topics import asked_by
 from orchestrator.results.limits import written
 from orchestrator.results.records import EpochPoint
@@ -120,14 +119,14 @@ _OF_RUN: dict[str, OfRun] = {
     "flags": lambda row: "; ".join(row.result.flags),
     "ranks": lambda row: row.run.world_size,
     "image": lambda row: row.result.environment.get("image"),
-    "link": lambda row: row.link_label or None,
+    "link": lambda row: row.workload.link or None,
     "split_points": lambda row: " ".join(row.split_points) or None,
     "node_speed": lambda row: (
         " ".join(f"{speed:g}" for speed in row.run.node_speeds or ()) if row.run.slower_nodes else None
     ),
     "target_reached": target_reached,
     "vary": lambda row: " ".join(row.run.vary),
-    "faults": lambda row: row.faults_label or None,
+    "faults": lambda row: row.workload.faults or None,
     "byzantine": lambda row: row.run.byzantine_label or None,
     "order": lambda row: row.result.order,
 }

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import yaml
 
-from orchestrator.report.findings.decide import Claims
-from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.findings.decide import Claims, speedup_intervals
 from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from orchestrator.report.formats import count, listed
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.locations import describe_nodes
+from orchestrator.report.model.rows import describe_nodes
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 STATES = {

@@ -21,15 +21,10 @@ Draws = np.ndarray  # of the means of configurations: shape (draws, configuratio
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Differences that do not matter.
+    """Differences that do not matter."""
 
-    Attributes:
-        accuracy: a share; 0.01 is one point.
-        time: a share of the shorter time.
-    """
-
-    accuracy: float = 0.01
-    time: float = 0.05
+    accuracy: float = 0.01  # a share: one point
+    time: float = 0.05  # a share of the shorter time
 
     @property
     def better(self) -> str:
@@ -45,19 +40,12 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Chance:
-    """What a choice is worth, by the draws.
+    """What a choice is worth, by the draws."""
 
-    Attributes:
-        probability: the probability that it is within the tolerance of the best.
-        accurate: the probability that it is as accurate as the best, within the tolerance.
-        longer: the 95 % bound of the share by which it takes longer than the best.
-        loses: the 95 % bound of the accuracy that it lacks to the most accurate one.
-    """
-
-    probability: float
-    accurate: float
-    longer: float
-    loses: float
+    probability: float  # that it is within the tolerance of the best
+    accurate: float  # the probability that it is as accurate as the best, within the tolerance
+    longer: float  # the 95 % bound of the share by which it takes longer than the best
+    loses: float  # the 95 % bound of the accuracy that it lacks to the most accurate one
 
 
 def draw_means(estimates: Sequence[Estimate], rng: np.random.Generator) -> Draws:
@@ -126,13 +114,12 @@ def for_speed(log_times: Draws, accuracies: Iterable[Draws], tolerance: Toleranc
     Args:
         accuracies: for each configuration, those that it is held against, with its own.
     """
-    return [_chance(at, log_times, drawn, tolerance) for at, drawn in enumerate(accuracies)]
-
-
-def _chance(at: int, log_times: Draws, accuracies: Draws, tolerance: Tolerance) -> Chance:
-    lost = accuracies.max(axis=1, keepdims=True) - accuracies
-    accurate = lost <= tolerance.accuracy
-    longer = log_times[:, at] - np.where(accurate, log_times, np.inf).min(axis=1)
-    right = accurate[:, at] & (longer <= log1p(tolerance.time))
-    most_longer, most_lost = (max(0.0, float(np.quantile(each, BOUND))) for each in (longer, lost[:, at]))
-    return Chance(float(right.mean()), float(accurate[:, at].mean()), expm1(most_longer), most_lost)
+    found = []
+    for at, drawn in enumerate(accuracies):
+        lost = drawn.max(axis=1, keepdims=True) - drawn
+        accurate = lost <= tolerance.accuracy
+        longer = log_times[:, at] - np.where(accurate, log_times, np.inf).min(axis=1)
+        right = accurate[:, at] & (longer <= log1p(tolerance.time))
+        most = [max(0.0, float(np.quantile(each, BOUND))) for each in (longer, lost[:, at])]
+        found.append(Chance(float(right.mean()), float(accurate[:, at].mean()), expm1(most[0]), most[1]))
+    return found

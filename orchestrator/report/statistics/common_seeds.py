@@ -99,11 +99,8 @@ class SeedFit:
         The sum of squares is its variance. It is independent of all means over own seeds, since it depends
         on differences within configurations alone.
         """
-        return self._weighted.shift_errors(self._at[name]) if self.shift(name) else self._none
-
-    @cached_property
-    def _none(self) -> np.ndarray:
-        return np.zeros(self._present.size)
+        at = self._at[name]
+        return self._weighted.shift_errors(at) if self.shift(name) else np.zeros(self._present.size)
 
     def residuals(self, name: Hashable) -> tuple[Sample, float]:
         """What is left of a configuration's values without what seeds add to all, and the degrees of

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from orchestrator.report.statistics.intervals import MIN_SEEDS, t_quantile
+from orchestrator.report.statistics.spread import MIN_SEEDS, t_quantile
 
 WIDE = 1.5  # high / low bound
 

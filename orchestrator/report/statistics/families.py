@@ -191,7 +191,7 @@ def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False)
     Z are standard normal, S is √(χ² / dof): a multivariate t with correlations shared_i · shared_j.
     one_sided: P(max T_i > bound).
     """
-    nodes, weights = _normal()
+    (nodes, weights), _ = _nodes()
     scales, densities = _scales(dof)
     centre = np.outer(shared, nodes)[:, None, :]
     rest = np.sqrt(1 - shared**2)[:, None, None]
@@ -204,21 +204,15 @@ def _tail(bound: float, dof: float, shared: np.ndarray, one_sided: bool = False)
 
 
 @lru_cache
-def _normal() -> tuple[np.ndarray, np.ndarray]:
-    """Values of Z_0 and their weights."""
-    return np.polynomial.hermite_e.hermegauss(_NORMAL_NODES)
-
-
-@lru_cache
-def _even() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes between −1 and 1 and their weights."""
-    return np.polynomial.legendre.leggauss(_CHI_NODES)
+def _nodes() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Values of Z_0 and their weights; nodes between −1 and 1 and theirs."""
+    return np.polynomial.hermite_e.hermegauss(_NORMAL_NODES), np.polynomial.legendre.leggauss(_CHI_NODES)
 
 
 @lru_cache
 def _scales(dof: float) -> tuple[np.ndarray, np.ndarray]:
     """Values of S = √(χ² / dof) and their probabilities, for a quadrature."""
-    nodes, weights = _even()
+    _, (nodes, weights) = _nodes()
     low, high = np.sqrt(chdtri(dof, [1 - 1e-12, 1e-12]) / dof)
     scales = low + (high - low) * (nodes + 1) / 2
     # The density of χ, without its constant factor.

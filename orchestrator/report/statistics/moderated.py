@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, fsum, inf, log
+from math import exp, fsum, log
 from statistics import fmean
 
 import numpy as np
@@ -29,23 +29,16 @@ Sample = Mapping[int, float]  # the value of each seed
 class Estimate:
     """The mean of a quantity over seeds, on the scale of the comparison.
 
-    Attributes:
-        mean: the mean over the seeds.
-        variance: the variance of one value, moderated; 0 if the quantity does not vary.
-        seeds: number of values.
-        prior_dof: degrees of freedom that other configurations add to the variance.
-        own_dof: those of its own values, per seed beyond the first.
-        between: variance of the mean that no number of seeds makes smaller.
-        shifted: errors of what was added to the mean because others have other seeds, by the fit that
-            found it. Estimates have some of them in common.
+    shifted: errors of what was added to the mean because others have other seeds, by the fit that found it.
+    Estimates have some of them in common.
     """
 
     mean: float
-    variance: float
+    variance: float  # of one value, moderated; 0 if the quantity does not vary
     seeds: int
-    prior_dof: float
-    own_dof: float = 1.0
-    between: float = 0.0
+    prior_dof: float  # degrees of freedom that other configurations add to the variance
+    own_dof: float = 1.0  # those of its own values, per seed beyond the first
+    between: float = 0.0  # the variance of the mean that no number of seeds makes smaller
     shifted: Mapping[int, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
@@ -106,7 +99,7 @@ def _prior(variances: Sequence[float], dofs: Sequence[float]) -> tuple[float, fl
     left = variance(logs) - fmean(float(polygamma(1, dof / 2)) for _, dof in known)
     # Smyth's factor exp(psi(prior_dof / 2)) / (prior_dof / 2) is left out: it makes the variance smaller,
     # and then equals with equal variances differ in 6.5 % at a level of 5 %.
-    return exp(fmean(logs)), max(LEAST_PRIOR_DOF, min(PRIOR_DOF, _inverse_trigamma(left)))
+    return exp(fmean(logs)), _inverse_trigamma(left)
 
 
 def equal_variances(variances: Sequence[float], dofs: Sequence[float]) -> float:
@@ -127,9 +120,9 @@ def equal_variances(variances: Sequence[float], dofs: Sequence[float]) -> float:
 
 
 def _inverse_trigamma(value: float) -> float:
-    """The degrees of freedom whose logarithms of variances vary by so much."""
+    """The degrees of freedom whose logarithms of variances vary by so much, within those of a prior."""
     if value <= float(polygamma(1, PRIOR_DOF / 2)):
-        return inf
+        return PRIOR_DOF
     if value >= float(polygamma(1, LEAST_PRIOR_DOF / 2)):
         return LEAST_PRIOR_DOF
     from scipy.optimize import brentq  # slow to load, as in families.py

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.run import NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, error_of_difference
+from orchestrator.report.metrics.estimates import MAX_ERROR, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import grouped
 from orchestrator.report.model.rows import Clock, Row

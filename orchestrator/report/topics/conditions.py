@@ -13,7 +13,7 @@ from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import written
 
 LOG_LOSSES = ("nll", "cross_entropy")  # of the probability of the right class, in nats
-SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
+SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see labels.location_names
 
 
 def accuracy_is(view: WorkloadView) -> Findings:

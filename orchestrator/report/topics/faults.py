@@ -94,7 +94,7 @@ def fault_cost(comparison: Comparison) -> Findings:
         repeated, lost = cost.with_faults(Q.repeated_steps.of), cost.with_faults(Q.samples_lost.of)
         data = {
             "name": f"{cost.group.name} on {cost.group.shape.label}",
-            "faults": cost.group.first.faults_label,
+            "faults": cost.group.workload.faults,
             "repeated_steps": repeated and (repeated.low, repeated.high),
             "samples_lost": lost and (lost.low, lost.high),
             "compared": compared_data(compared),

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group
-from orchestrator.report.model.learned import learned
+from orchestrator.report.model.groups import Group, learned
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
 from orchestrator.report.quantities.containers import ran_out_of_memory
-from orchestrator.report.statistics.contrasts import MIN_SEEDS
-from orchestrator.report.statistics.power import MOST_SEEDS, PROBABLE
+from orchestrator.report.statistics.contrasts import MIN_SEEDS, MOST_SEEDS, PROBABLE
 from orchestrator.report.topics.topic import Findings, Topic
 
 MAX_NAMED = 6  # causes; the table of runs lists all

@@ -61,7 +61,7 @@ def fastest(view: WorkloadView) -> Findings:
 
 def accuracy_of(group: Group) -> float | None:
     """Its mean accuracy: a speed never appears without it."""
-    return group.accuracy.mean if group.accuracy else None
+    return found.mean if (found := Q.accuracy.over(group)) else None
 
 
 def speedup_data(against_serial: Compared) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from orchestrator.report.metrics.clock import error_of_difference
-from orchestrator.report.metrics.estimates import estimates
+from orchestrator.report.metrics.estimates import error_of_difference, estimates
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, same_work
 from orchestrator.report.quantities import Q
@@ -42,24 +41,12 @@ LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration to choose.
-
-    Attributes:
-        speed: its chance to be the right choice where time counts, and accuracy must be kept.
-        regret: the most that it may cost, in tolerances.
-        counts_as: the configuration of the same computation whose accuracy stands for both, as it has the
-            most seeds; the group itself if there is no other.
-    """
+    """A configuration to choose."""
 
     group: Group
-    speed: Chance
-    regret: float
-    counts_as: Group
-
-    @property
-    def accuracy(self) -> float:
-        """The probability that it is as accurate as the best, within the tolerance."""
-        return self.speed.accurate
+    speed: Chance  # to be the right choice where time counts, and accuracy must be kept
+    regret: float  # the most that it may cost, in tolerances; none counts as a very small one
+    counts_as: Group  # that of the same computation with the most seeds, whose accuracy stands for both
 
     @property
     def seeds(self) -> int:
@@ -144,9 +131,10 @@ def _ranked(
     accuracies: Iterable[Draws],
     count_as: Sequence[Group],
 ) -> list[Candidate]:
+    time, accuracy = max(view.tolerance.time, 1e-3), max(view.tolerance.accuracy, 1e-3)
     chances = for_speed(times, accuracies, view.tolerance)
     found = [
-        Candidate(group, chance, _regret(chance, view.tolerance), other)
+        Candidate(group, chance, max(chance.longer / time, chance.loses / accuracy), other)
         for group, chance, other in zip(usable, chances, count_as, strict=True)
     ]
     return sorted(found, key=lambda each: (-each.speed.probability, each.regret))
@@ -165,11 +153,6 @@ def why_not(view: WorkloadView, group: Group) -> str:
     if group.shape.slower_nodes != view.shape.slower_nodes and not group.serial:
         return "other nodes are slower"
     return ""
-
-
-def _regret(chance: Chance, tolerance: Tolerance) -> float:
-    """The regret in tolerances; a difference of which none is tolerated counts as many."""
-    return max(chance.longer / max(tolerance.time, 1e-3), chance.loses / max(tolerance.accuracy, 1e-3))
 
 
 def same_gradient(one: Group, other: Group) -> bool:

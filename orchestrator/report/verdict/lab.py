@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from orchestrator.report.findings.decide import Claims, Compared
 from orchestrator.report.findings.sentences import Data, sentence
@@ -20,30 +19,21 @@ from orchestrator.report.quantities.model_partition import (
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.published import Ablated, ablated, ablation
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, reproductions
-from orchestrator.report.verdict.base import Verdict
-from orchestrator.report.verdict.options import MOST, measured_difference, option
+from orchestrator.report.verdict.options import MOST, Verdict, measured_difference, option
 
 REPRODUCED = 0.01  # how far an accuracy may be off the published one
 ROUNDING = 1e-9  # of a difference of two floating-point numbers
 
 
-@dataclass(frozen=True)
-class _Ratio:
-    """A published figure that the headline divides ours by. complete: whether all seeds have a value."""
-
-    name: str
-    quantity: Quantity
-    complete: Callable[[Group], bool] = lambda group: True
-
-
-_RATIOS = (
-    _Ratio("rounds_to_target", Q.rounds_to_target, lambda group: len({*seeds_at_target(group)}) == 1),
-    _Ratio("bubble", Q.bubble_share),
-    _Ratio("activations", ACTIVATIONS_OF_SERIAL),
-    _Ratio("state", STATE_OF_SERIAL),
-    _Ratio("sent", SENT_OF_WEIGHTS),
-    _Ratio("exchange_share", Q.exchange_share),
-)
+# The published figures that the headline divides ours by, and whether all seeds have a value.
+_RATIOS: dict[str, tuple[Quantity, Callable[[Group], bool]]] = {
+    "rounds_to_target": (Q.rounds_to_target, lambda group: len({*seeds_at_target(group)}) == 1),
+    "bubble": (Q.bubble_share, lambda group: True),
+    "activations": (ACTIVATIONS_OF_SERIAL, lambda group: True),
+    "state": (STATE_OF_SERIAL, lambda group: True),
+    "sent": (SENT_OF_WEIGHTS, lambda group: True),
+    "exchange_share": (Q.exchange_share, lambda group: True),
+}
 
 
 def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
@@ -73,7 +63,7 @@ def of_lab(comparison: Comparison, claims: Claims) -> Verdict | None:
     view = comparison.view(workload)
     options = tuple(
         option(view, group, claims, difference=measured_difference(view.serial, group))
-        for group in _distinct(groups)[:MOST]
+        for group in [*{id(group): group for group in groups}.values()][:MOST]
     )
     return Verdict(workload, headline, sentence("causes", _causes(largest, compared)), decided, options)
 
@@ -107,17 +97,17 @@ def _same(each: Data) -> bool:
 def _ratios(lines: Sequence[PublishedLine]) -> dict[str, list[tuple[float, str]]]:
     """How many times the published figures ours are, the least and the most, with their runs."""
     found = {}
-    for figure in _RATIOS:
+    for name, (quantity, complete) in _RATIOS.items():
         known = [
             (measured / published, f"{line.block}, {line.runs}")
             for line in lines
-            if (published := getattr(line.published, figure.name))
+            if (published := getattr(line.published, name))
             and line.measured
-            and figure.complete(line.measured)
-            and (measured := line.mean(figure.quantity.of))
+            and complete(line.measured)
+            and (measured := line.mean(quantity.of))
         ]
         if known:
-            found[figure.name] = [min(known)] if len(known) == 1 else [min(known), max(known)]
+            found[name] = [min(known)] if len(known) == 1 else [min(known), max(known)]
     return found
 
 
@@ -149,7 +139,3 @@ def of_textbook_optimizers(comparison: Comparison) -> Verdict | None:
     }
     headline, certainty = sentence("textbook", data), sentence("textbook_certainty", data)
     return Verdict(comparison.workloads[0], headline, certainty, decided=True)
-
-
-def _distinct(groups: Sequence[Group]) -> list[Group]:
-    return [group for at, group in enumerate(groups) if not any(group is other for other in groups[:at])]

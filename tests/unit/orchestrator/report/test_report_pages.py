@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from orchestrator.report import formats
-from orchestrator.report.findings.speedups import speedup_intervals
+from orchestrator.report.findings.decide import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.quantities import QUANTITIES

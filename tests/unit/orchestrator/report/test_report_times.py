@@ -15,11 +15,10 @@ import pytest
 from orchestrator.replay.real_nodes import RealTime
 from orchestrator.replay.run import ClusterTime
 from orchestrator.report import formats
-from orchestrator.report.metrics.clock import MAX_ERROR, error_of_difference
 from orchestrator.report.metrics.curves import curve, reached_sooner
-from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS, MAX_ERROR, error_of_difference
 from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.model.learned import learned as has_learned
+from orchestrator.report.model.groups import learned as has_learned
 from orchestrator.report.model.rows import DISTURBED, OTHER_EPOCHS
 from orchestrator.report.quantities.learning import updates
 from orchestrator.report.render.csv_tables import epoch_lines

@@ -16,7 +16,7 @@ from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.statistics.chances import Tolerance
 from orchestrator.report.topics import find
 from orchestrator.report.verdict import Evidence, Verdict, evidence, verdicts
-from orchestrator.report.verdict.base import UNTIMED
+from orchestrator.report.verdict.choice import UNTIMED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.load import load_sweep
 from orchestrator.sweeps.stages import Stages

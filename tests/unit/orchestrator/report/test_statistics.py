@@ -15,19 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from orchestrator.report.findings.decide import FALSE_SHOWN, Ask, decide
-from orchestrator.report.findings.speedups import time_interval
-from orchestrator.report.metrics.clock import MAX_ERROR
-from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
+from orchestrator.report.findings.decide import FALSE_SHOWN, Ask, decide, time_interval
+from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS, MAX_ERROR
 from orchestrator.report.quantities import Q
 from orchestrator.report.statistics.chances import Tolerance, against_rivals, draw_means, for_speed
 from orchestrator.report.statistics.common_seeds import PAIRING_LEVEL, SeedFit
-from orchestrator.report.statistics.contrasts import Contrast, critical_t
+from orchestrator.report.statistics.contrasts import Contrast, critical_t, decided_with
 from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.statistics.families import Decision, benjamini_hochberg, dunnett, holm, is_extreme
-from orchestrator.report.statistics.intervals import accuracy_interval
 from orchestrator.report.statistics.moderated import PRIOR_DOF, Estimate, equal_variances, moderated
-from orchestrator.report.statistics.power import decided_with
+from orchestrator.report.statistics.spread import accuracy_interval
 from orchestrator.report.topics import asked_by
 from tests.unit.report_support import a_comparison, around, in_cluster_time, on_360_images, repeated
 
@@ -371,7 +368,7 @@ def test_families_and_rankings_share_the_probability_of_a_false_claim() -> None:
     assert (ranking.best, ranking.worst) == (groups[0], groups[1])
     assert [each.level for each in ranking.compared] == ["likely"]
     with pytest.raises(KeyError):
-        claims.answer(Ask.among(Q.train_s, groups))
+        claims.answer(Ask.among(Q.train_s, groups)).between(*groups)
     (asked,) = decide([best, pairs], {}, Tolerance()).all
     assert asked.level == "shown"
     assert asked.decision is not None
