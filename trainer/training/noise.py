@@ -31,8 +31,8 @@ class Pass(NamedTuple):
 class GradientNoise:
     """One rank's part of two sums over steps, which measures norms and exchanges nothing.
 
-    P ranks have the gradients Gᵢ of the mean loss over bᵢ samples, and G_B is that over all B samples of the
-    step. If Σ is the covariance of a sample's gradient and G its mean, E|Gᵢ|² = |G|² + tr Σ / bᵢ. So
+    Rank i of P has the gradient Gᵢ of the mean loss over its bᵢ samples, and G_B is that over all B samples
+    of the step. If G is the mean of a sample's gradient and Σ its covariance, E|Gᵢ|² = |G|² + tr Σ/bᵢ. So
 
         noise  = B/(P − 1) · (Σ bᵢ/B |Gᵢ|² − |G_B|²)    has the mean tr Σ,
         signal = |G_B|² − noise/B                       has the mean |G|².
