@@ -224,8 +224,8 @@ class RunFields(BaseModel):
     )
     noise_scale: bool = Field(
         False,
-        description="measure the gradient noise scale, if ranks average gradients; costs a few per cent of "
-        "a step",
+        description="measure the gradient noise scale, if ranks average gradients, in two passes over the "
+        "gradient in each step",
     )
     save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
     trace: TraceMode = Field(

@@ -12,8 +12,8 @@ def unmeasured_reason(spec: RunSpec) -> str | None:
     strategy, partitioner = spec.strategy, spec.partitioner
     reasons = {
         "noise_scale is false": not spec.noise_scale,
-        "its ranks do not average gradients that they measure": not strategy.averages_gradients,
-        "it has one replica": spec.num_replicas == 1,
+        "one replica": spec.num_replicas == 1,
+        "not measured by this strategy": not strategy.averages_gradients,
         "its partitions are no random samples": not partitioner.random_parts,
         "gradients are compressed": not isinstance(
             getattr(strategy, "compression", NoneCompression()), NoneCompression

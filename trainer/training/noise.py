@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm as norm
 
 from trainer.training.loader import Batch
 
@@ -55,10 +56,10 @@ class GradientNoise:
 
         Gradients are measured when they are ready: later hooks may replace them by means.
         """
-        found: dict[nn.Parameter, Tensor] = {}  # of the last micro-batch, which has the sum of all
+        norms: dict[Tensor, Tensor] = {}  # after the last micro-batch, which has the sum of all
 
         def measure(parameter: Tensor) -> None:
-            found[parameter] = squared_norm([parameter.grad])  # type: ignore[index, list-item]
+            norms[parameter] = norm(cast("Tensor", parameter.grad))
 
         trained = [each for each in parameters if each.requires_grad]
         hooks = [each.register_post_accumulate_grad_hook(measure) for each in trained]
@@ -69,8 +70,8 @@ class GradientNoise:
                 hook.remove()
         total = batch.in_step.total
         ranks = sum(each > 0 for each in batch.in_step)
-        own = sum(found.values(), torch.zeros(())) * (batch.samples / total / weight**2 if weight else 0.0)
-        self._passed.append(Pass(total, ranks, own))
+        share = batch.samples / total / weight**2 if weight else 0.0
+        self._passed.append(Pass(total, ranks, sum_of_squares(norms.values()) * share))
 
     def applied(self, gradients: Iterable[Tensor]) -> None:
         """The mean gradient of the earliest pass, or this rank's part of it, is about to be applied."""
@@ -78,9 +79,9 @@ class GradientNoise:
             return  # that of a pass before this run resumed
         samples, ranks, own = self._passed.popleft()
         if ranks > 1:
-            mean = squared_norm(gradients) / self._replicas
+            mean = sum_of_squares(map(norm, gradients)) / self._replicas
             terms = torch.stack([samples * (own - mean), ranks * mean - own])
-            self._sums = self._sums.to(terms.device) + terms.double() / (ranks - 1)
+            self._sums = self._sums.to(terms.device) + terms / (ranks - 1)
 
     def taken(self) -> dict[str, float]:
         """The sums since the last call, as fields of an event; none if they are not finite."""
@@ -90,6 +91,6 @@ class GradientNoise:
         return {"gradient_noise": noise, "gradient_signal": signal} if finite else {}
 
 
-def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """The squared norm of all values together, shape (), without a copy of them."""
-    return sum((torch.linalg.vector_norm(each.detach()).double() ** 2 for each in tensors), torch.zeros(()))
+def sum_of_squares(norms: Iterable[Tensor]) -> Tensor:
+    """Of numbers, float64, shape ()."""
+    return torch.stack([*norms]).double().square().sum()

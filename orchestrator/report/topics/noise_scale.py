@@ -20,7 +20,8 @@ def noise_scale(view: WorkloadView) -> Findings:
     found = [
         (bounds[1] / bounds[0], bounds, group)
         for group in view.candidates
-        if (bounds := Q.noise_scale_samples.interval(group))
+        if group.learned
+        and (bounds := Q.noise_scale_samples.interval(group))
         and min(row.steps or 0 for row in group.ok_rows) >= MIN_STEPS
     ]
     known = [each for each in found if each[0] < MOST_WIDE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log, sqrt
 from typing import Any
 
@@ -13,7 +14,15 @@ from orchestrator.report.quantities import Q
 from orchestrator.report.render.columns import columns_of_groups
 from orchestrator.report.statistics.intervals import geometric_interval, t_quantile
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import a_comparison, a_run, cells, finding_of, findings_of, with_epochs
+from tests.unit.report_support import (
+    a_comparison,
+    a_run,
+    cells,
+    finding_of,
+    findings_of,
+    on_360_images,
+    with_epochs,
+)
 
 SCALES = (90.0, 100.0, 110.0)
 RUN: dict[str, Any] = {"nodes": 2, "batch_size": 64, "noise_scale": True}
@@ -32,8 +41,12 @@ def measured(noise: float, signal: float = 1.0, **fields: Any) -> RunResult:
     )
 
 
+def runs_of(scales: Sequence[float], **fields: Any) -> list[RunResult]:
+    return [measured(scale, seed=seed, **fields) for seed, scale in enumerate(scales)]
+
+
 def over_seeds(*scales: float, **fields: Any) -> Comparison:
-    return a_comparison(*(measured(scale, seed=seed, **fields) for seed, scale in enumerate(scales)))
+    return a_comparison(*runs_of(scales, **fields))
 
 
 def test_a_noise_scale_is_the_ratio_of_the_sums_of_all_ranks_and_epochs() -> None:
@@ -53,8 +66,8 @@ def test_a_missing_noise_scale_has_its_reason() -> None:
         (measured(90.0, -1.0), "not above"),
         (measured(-90.0, 1.0), "not above"),
         (a_run("all_reduce", **RUN), "–"),
-        (a_run("local_sgd", **RUN), "do not average gradients"),
-        (a_run(noise_scale=True), "do not average gradients"),
+        (a_run("local_sgd", **RUN), "this strategy"),
+        (a_run(noise_scale=True), "one replica"),
     ):
         (row,) = a_comparison(run).rows
         assert Q.noise_scale_samples.of(row) is None
@@ -86,5 +99,6 @@ def test_little_is_not_said() -> None:
         over_seeds(1.0, 100.0, 10_000.0),
         over_seeds(*SCALES, steps=49),
         over_seeds(*SCALES, -1.0),
+        a_comparison(*(on_360_images(run) for run in runs_of(SCALES, accuracy=0.11))),
     ):
         assert findings_of(few, "noise_scale") == []

@@ -87,7 +87,7 @@ def test_a_rank_alone_and_a_gradient_of_before_the_resumption_say_nothing() -> N
 # Training
 
 ALIKE = ["all_gather", "reduce_broadcast", "zero1", "zero2", "zero3"]
-UNEVEN: dict[str, Any] = {"batch_size": 7, "partitioner": "quantity", "clip_norm": 0.5}
+UNEVEN: dict[str, Any] = {"batch_size": 7, "partitioner": "quantity"}
 
 
 def sums(training: Training, ranks: int) -> np.ndarray:
@@ -130,6 +130,14 @@ def test_delayed_gradients_are_compared_with_their_own_mean() -> None:
     same = {"noise_scale": True, "lr": 1e-12, "partitioner": "quantity"}
     expected, found = (sums(train(each, 2, **same), 2) for each in ("all_reduce", delayed))
     np.testing.assert_allclose(found.sum(axis=0), expected.sum(axis=0), rtol=1e-9)
+
+
+@pytest.mark.usefixtures("double")
+def test_clipping_changes_no_estimate() -> None:
+    """In one step, since later ones start from other weights."""
+    one_step = {"noise_scale": True, "batch_size": 60, "epochs": 1}
+    free, clipped = (sums(train("all_reduce", 2, clip_norm=most, **one_step), 2) for most in (None, 1e-3))
+    np.testing.assert_allclose(clipped, free, rtol=1e-9)
 
 
 @pytest.mark.usefixtures("double")
