@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.commands.sweep import SelectedRuntime
@@ -10,6 +11,7 @@ from orchestrator.prediction.evidence import finished_runs
 from orchestrator.prediction.measured_cluster import measured_cluster
 from orchestrator.replay.described import Costs
 from orchestrator.results.store import SweepPaths, write_atomic
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, CALL
 
 SWEEP = "calibrate"  # the shipped sweep that it runs
 
@@ -37,6 +39,11 @@ def write_costs(paths: SweepPaths, file: Path) -> list[str]:
         raise output_error(file, error, "FILE") from error
     return [
         f"{name}: {each.message_s * 1e6:,.0f} µs for a small message, "
-        f"{each.bytes_per_s * 8 / 1e6:,.0f} Mbit/s, costs of {len(each.exchanges)} kinds of exchange"
+        f"{each.bytes_per_s * 8 / 1e6:,.0f} Mbit/s, costs of {_kinds(each.exchanges)} kinds of exchange"
         for name, each in cluster.transports.items()
     ]
+
+
+def _kinds(names: Iterable[str]) -> int:
+    """How many kinds of exchange are named, without the parts of one that have costs of their own."""
+    return sum(not name.endswith((ANSWER, CALL)) and name != ANY_COLLECTIVE for name in names)

@@ -34,6 +34,7 @@ from orchestrator.prediction.simulated import RUNTIME
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label, strategy_label
 from orchestrator.report.statistics.spread import span
+from orchestrator.results.environment import memory_free
 from orchestrator.runtimes.base import Runtime
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
 from orchestrator.sweeps.expand import BlockFields, check_field, expand
@@ -216,13 +217,16 @@ class Planner:
             spent = time.monotonic() - started
             if spent >= seconds or self._stopped:
                 return False
+            if (least := self.plan.serial.formula.work_s[0] * STEPS * EPOCHS) > seconds - spent:
+                self._said(f"executing a layout takes {least:.0f} s or more: the rest is left out")
+                return False
             left = min(seconds - spent, spent / done * (number - done)) if done else seconds
             name = named(option.run)
             self._said(f"executing {done + 1} of {number}, at most {left:.0f} s more: {name}")
             return True
 
         with self._trials(runtime, RUNTIME) as tried:
-            self.plan = self.plan.executed(self._until_interrupted(tried), goes_on)
+            self.plan = self.plan.executed(self._until_interrupted(tried), goes_on, memory_free())
 
     def run(self, selected: SelectedRuntime, number: int | None) -> None:
         """Run the fastest layouts for real.
@@ -240,7 +244,9 @@ class Planner:
         self._said(f"running {number} for real")
         selected.runtime.configure(selected.runtime.Options())
         with self._trials(selected.runtime, selected.name) as tried:
-            self.plan = self.plan.for_real(self._until_interrupted(tried), number)
+            elsewhere = selected.runtime.info.remote
+            room_bytes = inf if elsewhere else memory_free()
+            self.plan = self.plan.for_real(self._until_interrupted(tried), number, room_bytes)
 
     def _until_interrupted(self, try_: Try) -> Try:
         def tried(run: RunSpec) -> Trial | Failed:
@@ -265,7 +271,8 @@ def planner(asked: Asked, data_dir: Path, said: Callable[[str], None]) -> Planne
 
 def named(run: RunSpec) -> str:
     """`hybrid data: 2, pipeline: 4 m=8`: the layout, short enough for a table."""
-    return strategy_label(run).replace("mesh={", "").replace("}", "").replace("micro_batches=", "m=")
+    name = strategy_label(run).replace("micro_batches=", "m=").replace("}", "")
+    return re.sub(r"mesh=\{|schedule=|attention=|_parallel=true", "", name)
 
 
 def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
@@ -279,7 +286,7 @@ def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
         f"{formats.count(asked.nodes, 'node')}, {nodes}\n"
         f"links of {formats.mbit(asked.link.bytes_per_s)}, {formats.seconds(asked.link.latency_s)}; "
         f"{asked.serial.batch_size:,} samples a step of all nodes; serial "
-        f"{span(*found.serial.step_s, formats.seconds)}\n"
+        f"{span(*found.serial.formula.step_s, formats.seconds)}\n"
     )
     yield from _tables(found)
     yield from _paragraphs(width, answer(planner), *_others(found))
@@ -324,20 +331,25 @@ def answer(planner: Planner) -> str:
         text += "" if both else " by formula"
         batch = crossing(best, rival, planner.sizes, asked.link)
         text += f", which is as fast from a batch of about {batch:,} on" if batch else ""
+    return f"{text}. {_why(best, asked.machine)}{total(asked, middle)}"
+
+
+def _why(best: Option, machine: Machine | None) -> str:
+    """What a step consists of, and what its interval or range is."""
+    if trial := best.executed:
+        exchange_s = trial.communication * trial.step_s
+        return (
+            f"Why: {formats.seconds(trial.step_s - exchange_s)} of work, {formats.seconds(exchange_s)} of "
+            "communication and waiting. Interval: 90%, from how far simulated times of 312 runs were off."
+        )
+    low, high = machine.efficiency if machine else (0.0, 0.0)
+    work = f"{low:.0%} to {high:.0%} of the peak" if machine else "a small batch on this machine"
     parts = best.formula
-    text += (
-        f". Why: {span(*parts.work_s, formats.seconds)} of work, "
-        f"{span(*parts.bubble_s, formats.seconds)} of bubble, "
-        f"{span(*parts.exchange_s, formats.seconds)} of exposed communication."
+    return (
+        f"Why: {span(*parts.work_s, formats.seconds)} of work, {span(*parts.bubble_s, formats.seconds)} of "
+        f"bubble, {span(*parts.exchange_s, formats.seconds)} of exposed communication. Ranges: {work}, and "
+        "exchanges hidden or exposed."
     )
-    if best.executed:
-        text += " Interval: 90%, from how far simulated times of 312 runs were off."
-    elif asked.machine is None:
-        text += " Ranges: a small batch on this machine, and exchanges hidden or exposed."
-    else:
-        low, high = asked.machine.efficiency
-        text += f" Ranges: {low:.0%} to {high:.0%} of the peak, and exchanges hidden or exposed."
-    return f"{text}{total(asked, middle)}"
 
 
 def total(asked: Asked, step_s: float) -> str:
@@ -394,11 +406,12 @@ def _tables(found: Plan) -> Iterator[Text | Table]:
 
 def _table(options: Sequence[Option], found: Plan) -> Table:
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    real = any(each.real for each in found.fitting)
-    headings = ["\nstep", "\nbetween", "speed-\nup", "ex-\nchange", "\nbubble", "sent a\nstep"]
-    headings += ["memory\na rank", *(["real\nstep"] if real else [])]
+    shows_real = any(each.real for each in found.fitting)
+    shows_bubble = not any(each.executed for each in options)  # executed ones count it as exchange
+    headings = ["\nstep", "\nbetween", "speed-\nup", "ex-\nchange", *(["\nbubble"] if shows_bubble else [])]
+    headings += ["sent a\nstep", "memory\na rank", *(["real\nstep"] if shows_real else [])]
     shown.add_column(Text(""), justify="right")
-    shown.add_column(Text("\nlayout"))
+    shown.add_column(Text("\nlayout"), overflow="fold")
     for heading in headings:
         shown.add_column(Text(heading), justify="right", no_wrap=True)
     for at, each in enumerate(options[:MOST_ROWS], start=1):
@@ -410,13 +423,14 @@ def _table(options: Sequence[Option], found: Plan) -> Table:
             named(each.run) + (" *" if trial else ""),
             formats.seconds(middle),
             span(low, high, formats.significant),
-            formats.ratio(found.serial.middle_s / middle),
+            formats.ratio(found.speedup(each)),
             formats.percent(exchange),
-            formats.percent(None if trial else parts.bubble_s[1] / parts.step_s[1]),
+            *([formats.percent(parts.bubble_s[1] / parts.step_s[1])] if shows_bubble else []),
             formats.size(each.sent_bytes),
             formats.size(each.held_bytes),
+            *([formats.seconds(each.real_step_s)] if shows_real else []),
         ]
-        shown.add_row(*cells, *([formats.seconds(each.real_step_s)] if real else []))
+        shown.add_row(*cells)
     return shown
 
 
@@ -490,7 +504,7 @@ class PlanRecord(BaseModel):
     updates_per_epoch: int | None
     samples_factor: float | None
     parameters: int
-    serial_step_s: tuple[float, float]
+    serial_step_s: tuple[float, float, float]
     layouts: list[OptionRecord]
     left_out: dict[str, str]
     regret: float | None

@@ -72,37 +72,47 @@ class Plan:
     """The layouts of a model on some nodes.
 
     Attributes:
-        serial: the same training on one node, whatever the memory.
+        serial: the same training on one node, whatever its memory.
         fitting: those that fit, the fastest first.
         too_large: those that do not fit, the smallest first.
         impossible: those that model or batch do not allow.
         memory_bytes: of a node; None: any.
     """
 
-    serial: Estimate
+    serial: Option
     fitting: Sequence[Option]
     too_large: Sequence[Option]
     impossible: Sequence[Impossible]
     memory_bytes: float | None = None
 
-    def executed(self, try_: Try, goes_on: Callable[[Option, int], bool]) -> Plan:
-        """The plan with its layouts executed, the fastest first.
+    def executed(self, try_: Try, goes_on: Callable[[Option, int], bool], room_bytes: float = inf) -> Plan:
+        """The plan with serial and its layouts executed, the fastest first.
 
-        goes_on: asked before each with its number; False ends it.
+        Args:
+            goes_on: asked before each with its number; False ends it.
+            room_bytes: what all ranks of a layout together may hold.
         """
-        found = [*self.fitting]
+        found, serial = [*self.fitting], replace(self.serial, trial=_tried(self.serial, try_, room_bytes))
         for at, each in enumerate(self.fitting):
             if not goes_on(each, at):
                 break
-            found[at] = replace(each, trial=try_(each.run))
+            found[at] = replace(each, trial=_tried(each, try_, room_bytes))
         fitting = [each for each in found if not _exceeds(each, self.memory_bytes)]
         too_large = [*self.too_large, *(each for each in found if _exceeds(each, self.memory_bytes))]
-        return replace(self, fitting=sorted(fitting, key=_order), too_large=sorted(too_large, key=_held))
+        fitting, too_large = sorted(fitting, key=_order), sorted(too_large, key=_held)
+        return replace(self, serial=serial, fitting=fitting, too_large=too_large)
 
-    def for_real(self, try_: Try, number: int) -> Plan:
-        """The plan with its fastest layouts run for real."""
-        found = [replace(each, real=try_(each.run)) for each in self.fitting[:number]]
+    def for_real(self, try_: Try, number: int, room_bytes: float = inf) -> Plan:
+        """The plan with its fastest layouts run for real. room_bytes: see `executed`."""
+        found = [replace(each, real=_tried(each, try_, room_bytes)) for each in self.fitting[:number]]
         return replace(self, fitting=[*found, *self.fitting[number:]])
+
+    def speedup(self, option: Option) -> float | None:
+        """Relative to serial, both executed or both by formula; None if serial alone was not executed."""
+        if option.executed is None:
+            return self.serial.formula.middle_s / option.formula.middle_s
+        serial = self.serial.executed
+        return None if serial is None else serial.step_s / option.executed.step_s
 
     @property
     def regret(self) -> float | None:
@@ -138,10 +148,17 @@ def plan(
         fits = [option for option in tried if not _exceeds(option, memory_bytes)]
         fitting += fits
         too_large += [] if fits else [min(tried, key=_held)]
-    serial_s = estimate(serial, sizes, link)
-    return Plan(
-        serial_s, sorted(fitting, key=_order), sorted(too_large, key=_held), impossible, memory_bytes
-    )
+    ordered = sorted(fitting, key=_order), sorted(too_large, key=_held)
+    return Plan(Option(serial, estimate(serial, sizes, link)), *ordered, impossible, memory_bytes)
+
+
+def _tried(option: Option, try_: Try, room_bytes: float) -> Trial | Failed:
+    """The trial of a layout, if its ranks fit into the memory here."""
+    needed = option.formula.held_bytes * option.run.world_size
+    if needed <= room_bytes:
+        return try_(option.run)
+    reason = f"its ranks hold {needed / 1e9:.1f} GB, and {room_bytes / 1e9:.1f} GB are free here"
+    return Failed(option.run, reason)
 
 
 def _order(option: Option) -> tuple[bool, bool, float]:

@@ -37,8 +37,9 @@ class MeasuredRun:
         clock: wall, where each rank had a core or its quota; else cluster: replayed from its traces.
         cluster: that of the run, with what exchanges cost in other runs.
         own_bytes_per_s: what messages reach where no link limits them.
-        steps_s: CPU seconds of a step with a whole batch after the first, of each rank that takes steps.
+        steps_s: CPU seconds of a step with a whole batch after the first, of each rank that trains.
         first_s: how many more CPU seconds the first step takes, the mean over these ranks.
+        server_s: CPU seconds of a step of a server, the mean over servers; 0 without one.
         partial: of ranks with a smaller batch at the end of an epoch: its samples and its CPU seconds, each
             as a share of those of a whole batch.
     """
@@ -51,6 +52,7 @@ class MeasuredRun:
     own_bytes_per_s: float
     steps_s: Sequence[float]
     first_s: float
+    server_s: float
     partial: Sequence[tuple[float, float]]
 
     @property
@@ -71,12 +73,14 @@ class Configuration:
         runs: at least one.
         per_step_s, per_sample_s: CPU seconds of a step: per_step_s + samples · per_sample_s.
         first_s: how many more CPU seconds the first step takes.
+        server_s: those of a server's step.
     """
 
     runs: Sequence[MeasuredRun]
     per_step_s: float
     per_sample_s: float
     first_s: float
+    server_s: float
 
     @property
     def run(self) -> RunSpec:
@@ -133,6 +137,7 @@ def evidence_of(
 
 def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun | Unusable:
     run, info, key = result.run, result.runtime_info, paths.directory.name
+    servers = run.strategy.servers
     if reason := _unfit(result):
         return Unusable(key, reason)
     traces = read_traces(paths.directory, run)
@@ -150,7 +155,8 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
     batches = whole_batches(result)
     steps = [first_step_cpu_s(trace, whole) for trace, whole in zip(traces, batches, strict=True)]
     whole_s = [usual / slower for (usual, _), slower in zip(steps, inflation, strict=True)]
-    firsts_s = [first / slower for (usual, first), slower in zip(steps, inflation, strict=True) if usual]
+    pairs = zip(steps[servers:], inflation[servers:], strict=True)
+    firsts_s = [first / slower for (usual, first), slower in pairs if usual]
     partial = []
     for trace, whole, seconds_whole, slower in zip(traces, batches, whole_s, inflation, strict=True):
         samples = result.certificate.parts if result.certificate else ()
@@ -169,8 +175,9 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         clock,
         cluster.model_copy(update={"cpu_inflation": []}),
         described(result, costs.software, requested=False).link.bytes_per_s,
-        [each for each in whole_s if each],
-        fmean(firsts_s) if firsts_s else 0.0,
+        [each for each in whole_s[servers:] if each],
+        fmean(firsts_s or [0.0]),
+        fmean(whole_s[:servers] or [0.0]),
         [each for each in partial if each[0]],
     )
 
@@ -206,7 +213,8 @@ def _configurations(measured: Iterable[MeasuredRun]) -> Iterator[Configuration]:
         share, step_s = share_of_step(works[_work(runs[0].run)]), fmean(steps)
         batch = runs[0].run.batch_per_replica
         first_s = fmean(each.first_s for each in runs if each.steps_s)
-        yield Configuration(runs, share * step_s, (1 - share) * step_s / batch, first_s)
+        server_s = fmean(each.server_s for each in runs)
+        yield Configuration(runs, share * step_s, (1 - share) * step_s / batch, first_s, server_s)
 
 
 def share_of_step(partial: Sequence[tuple[float, float]]) -> float:

@@ -100,6 +100,7 @@ class Simulations:
             compute="sampled",
             seconds_per_step=configuration.per_step_s,
             seconds_per_sample=configuration.per_sample_s,
+            seconds_per_update=configuration.server_s,
         )
         runtime = self._clusters.runtime
         for options in (sampled, VirtualOptions()):

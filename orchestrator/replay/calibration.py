@@ -19,7 +19,7 @@ import numpy as np
 from orchestrator.replay.measured import RECEIVE, REQUEST, SEND, Exchange, durations
 from trainer.core.trace import Trace
 from trainer.time_model.algorithms import TRANSPORTS, Network
-from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, Cluster, SoftwareCost
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, CALL, RECEIVE_CALL, Cluster, SoftwareCost
 from trainer.time_model.errors import ReplayError
 from trainer.time_model.program import join_groups
 
@@ -101,8 +101,8 @@ class Calibration:
             found = {what: seconds for what, seconds in found.items() if what[0] not in names} | better
         for (name, nbytes), seconds in [*found.items()]:
             if name not in (SEND, RECEIVE, REQUEST) and not name.endswith(ANSWER):
-                known = found.get((ANY_COLLECTIVE, nbytes), seconds)
-                found[ANY_COLLECTIVE, nbytes] = min(known, seconds)
+                stand_in = ANY_COLLECTIVE + (CALL if name.endswith(CALL) else "")
+                found[stand_in, nbytes] = min(found.get((stand_in, nbytes), seconds), seconds)
         for name, nbytes in found:
             if name.endswith(ANSWER):  # follows the message, which has a cost of its own
                 found[name, nbytes] -= found.get((name.removesuffix(ANSWER), nbytes), 0.0)
@@ -141,6 +141,11 @@ def _beyond_messages(network: Network, exchange: Exchange, seconds: float) -> fl
     if exchange.name == REQUEST:
         # Two messages share the bytes.
         return seconds - 2 * network.message_s(exchange.ranks, exchange.bytes / 2)
+    if exchange.name.endswith(CALL):
+        receives = exchange.name.endswith(RECEIVE_CALL)
+        collective = exchange.name.removesuffix(RECEIVE_CALL if receives else CALL)
+        is_root = receives == (collective == "gather")
+        return seconds / network.call_factor(collective, len(exchange.ranks), is_root)
     collective = exchange.name.removesuffix(ANSWER)
     costs = network.costs(collective, exchange.ranks, exchange.bytes, exchange.root)
     exits, _ = costs.exits([0.0] * len(exchange.ranks))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.core.trace import Kind, Trace
-from trainer.time_model.cluster import ANSWER
+from trainer.time_model.cluster import ANSWER, CALL, RECEIVE_CALL
 from trainer.time_model.collectives import only_receive
 from trainer.time_model.program import BESIDE, COLLECTIVES, NAMES
 
@@ -49,9 +49,12 @@ def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list
     """Seconds of each exchange, by kind.
 
     Args:
-        without_cpu: leave out the CPU time of the last caller of a collective, which is that of calling.
+        without_cpu: leave out the CPU time of the last caller of a collective, which is that of calling,
+            and is an exchange of its own.
     """
     found: defaultdict[Exchange, list[float]] = defaultdict(list)
+    for exchange, seconds in _calls(traces) if without_cpu else ():
+        found[exchange].append(seconds)
     for exchange, seconds, cpu_s in _collectives(traces):
         found[exchange].append(seconds - cpu_s if without_cpu else seconds)
     for measure in (_answers, _started, _beside, _messages, _requests):
@@ -78,6 +81,17 @@ def _collectives(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float, flo
             if len(leaving) == len(mates) or late not in leaving:
                 left = max(mates[at].left for at in leaving)
                 yield exchange, left - mates[late].entered, mates[late].cpu_s
+
+
+def _calls(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """CPU seconds of calling a collective, on each rank."""
+    for ranks, members in _by_group(traces, [*COLLECTIVES]).items():
+        for at, records in enumerate(members):
+            for record in filter(lambda record: record.cpu_s, records):
+                name = COLLECTIVES[record.kind]
+                receives = at in only_receive(name, len(ranks), record.peer)
+                exchange = name + (RECEIVE_CALL if receives else CALL)
+                yield Exchange(exchange, ranks, record.bytes, record.peer), record.cpu_s
 
 
 def _answers(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:

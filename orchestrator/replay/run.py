@@ -22,7 +22,7 @@ from trainer.time_model.errors import ClusterError, ReplayError
 from trainer.time_model.outcome import Replay
 from trainer.time_model.simulate import simulate
 
-VERSION: Literal[4] = 4  # changes when the same traces would give another record
+VERSION: Literal[5] = 5  # changes when the same traces would give another record
 
 
 class _Strict(Record):
@@ -62,7 +62,7 @@ class ClusterTime(_Strict):
         records: how many records were replayed.
     """
 
-    version: Literal[4] = VERSION
+    version: Literal[5] = VERSION
     run: Text
     cluster: Cluster
     cluster_s: Amount

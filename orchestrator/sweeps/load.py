@@ -92,7 +92,7 @@ class SweepSpec(BaseModel):
     )
     until_decided: bool = Field(
         False,
-        description="add seeds in stages of 3, 5, 8, 12 and 20 until the choice is decided, and leave out "
+        description="add seeds in stages of 5, 8, 12 and 20 until the choice is decided, and leave out "
         "what has no chance; `repeat` is the most seeds",
     )
     budget: str | None = Field(
@@ -271,7 +271,7 @@ def load_sweep(
     if len({run.seed for run in runs}) < STAGES[0]:
         if until_decided:
             raise InputError(
-                f"--until-decided: needs at least {STAGES[0]} seeds; allowed: --repeat 3 and more"
+                f"--until-decided: needs at least {STAGES[0]} seeds; allowed: --repeat {STAGES[0]} and more"
             )
         staged = False  # an option has fixed the seeds
     if staged:

@@ -149,9 +149,10 @@ def choices(cell: Cell) -> list[tuple[float, float]]:
 
 
 def choice(comparison: Comparison) -> tuple[str, str]:
-    """How the verdict begins, and the strategy that it names first."""
+    """How the verdict begins, and the strategy that is most probably right."""
     (verdict,) = verdicts(comparison, Claims())
-    return verdict.headline.split()[0].replace("Stay", "Choose"), verdict.options[0].name.split()[0]
+    kind = verdict.headline.split()[0].replace("Stay", "Choose")
+    return kind, candidates(only_view(comparison))[0].group.strategy
 
 
 def is_right(name: str, effects: Effects) -> bool:

@@ -26,7 +26,6 @@ from statistics import fmean, median
 
 from pydantic import ValidationError
 
-from orchestrator.prediction.accuracy import Outcome, accuracy, lines
 from orchestrator.prediction.error_model import PRIOR
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, evidence_of
@@ -36,6 +35,7 @@ from orchestrator.report.model.labels import component_label
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.virtual.runtime import VirtualRuntime
+from tests.bench.prediction_accuracy import Outcome, accuracy, lines
 from tests.bench.runs import runs_on
 from trainer.core.trace import Kind
 from trainer.spec.registries import STRATEGIES

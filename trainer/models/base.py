@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, Self
 
 from pydantic import Field
 
@@ -95,6 +95,10 @@ class Model(Component):
     @abstractmethod
     def names(self) -> Annotated[list[Name], Field(min_length=1, max_length=10_000)]:
         """Names of the blocks in forward order, as `blocks` yields them. Builds no block."""
+
+    def shallow(self) -> Self:
+        """The model with fewer blocks, where many are alike: all left out are like the last but one."""
+        return self
 
     @property
     def indivisible(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -52,6 +52,9 @@ class Transformer(Model):
     @property
     def names(self) -> list[str]:
         return ["embedding", *(f"block{number}" for number in range(1, self.layers + 1)), "head"]
+
+    def shallow(self) -> Self:
+        return self.model_copy(update={"layers": min(2, self.layers)})
 
     @property
     def tensor_parallel_pairs(self) -> list[ParallelPair]:

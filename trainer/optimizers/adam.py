@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class Adam(Optimizer):
     """Adam by torch (Kingma & Ba 2015)."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the mean gradient")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay rate of the mean squared gradient")

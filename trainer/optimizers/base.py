@@ -20,6 +20,7 @@ Equal = Literal["sgd", "momentum", "adam", "adamw"]
 class Optimizer(Component):
     """Computes steps from gradients. trainer/training/lr_schedule.py sets the learning rate."""
 
+    state_names: ClassVar[tuple[str, ...]] = ()  # what it keeps for a weight tensor, in its shape
     layerwise: ClassVar[bool] = False  # a weight's step depends on the gradient of its whole tensor
     couples_tensors: ClassVar[bool] = False  # … or on the gradients of other tensors
     groups_by_place: ClassVar[bool] = False  # a tensor's group depends on the other tensors of the model

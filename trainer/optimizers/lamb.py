@@ -26,7 +26,7 @@ class Lamb(DecayingOptimizer, TextbookOptimizer):
     """
 
     layerwise: ClassVar[bool] = True
-    zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: decay rate of the mean gradient")
     beta2: float = Field(0.999, ge=0, lt=1, description="β2: decay rate of the mean squared gradient")

@@ -24,7 +24,7 @@ class Lars(DecayingOptimizer, TextbookOptimizer):
     """
 
     layerwise: ClassVar[bool] = True
-    zeros: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     trust: float = Field(0.001, gt=0, le=1, description="κ: length of a step as a share of ‖θ‖, at η = 1")
     momentum: float = Field(0.9, ge=0, lt=1, description="μ: decay rate of the velocity")

@@ -27,7 +27,7 @@ class Lion(DecayingOptimizer, TextbookOptimizer):
     Source: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", Alg. 2.
     """
 
-    zeros: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: share of the momentum in the step")
     beta2: float = Field(0.99, ge=0, lt=1, description="β2: decay rate of the momentum")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class Momentum(DecayingOptimizer):
     """SGD with heavy-ball or Nesterov momentum by torch (Sutskever et al. 2013)."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     momentum: float = Field(0.9, gt=0, lt=1, description="share of the velocity that each step keeps")
     nesterov: bool = Field(False, description="Nesterov's momentum instead of heavy-ball")

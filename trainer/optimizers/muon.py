@@ -32,6 +32,7 @@ class Muon(DecayingOptimizer):
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
     """
 
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")  # of AdamW; Muon keeps one
     layerwise: ClassVar[bool] = True
     groups_by_place: ClassVar[bool] = True
 

@@ -35,6 +35,7 @@ class NovoGrad(DecayingOptimizer, TextbookOptimizer):
     of Deep Networks", Alg. 1.
     """
 
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
     layerwise: ClassVar[bool] = True
 
     beta1: float = Field(0.95, ge=0, lt=1, description="β1: decay rate of m")
@@ -42,9 +43,7 @@ class NovoGrad(DecayingOptimizer, TextbookOptimizer):
     weight_decay: float = Field(0.001, ge=0, le=1, description="d: share of the weights added to m")
 
     def initial_state(self, theta: Tensor) -> dict[str, Any]:
-        from torch import zeros_like
-
-        return {"exp_avg": zeros_like(theta), "exp_avg_sq": theta.new_zeros(())}
+        return super().initial_state(theta) | {"exp_avg_sq": theta.new_zeros(())}
 
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
         m, v, t = state["exp_avg"], state["exp_avg_sq"], state["step"]

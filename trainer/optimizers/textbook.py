@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from trainer.optimizers.base import Optimizer
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 class TextbookOptimizer(Optimizer):
     """An optimizer whose update rule is written in this project instead of taken from a library."""
-
-    zeros: ClassVar[tuple[str, ...]] = ()  # the state of a weight tensor, in its shape
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from trainer.optimizers.torch_wrapper import UpdateRuleOptimizer
@@ -31,7 +29,7 @@ class TextbookOptimizer(Optimizer):
         """The state of a weight tensor before its first step: zeros."""
         from torch import zeros_like
 
-        return {name: zeros_like(theta) for name in self.zeros}
+        return {name: zeros_like(theta) for name in self.state_names}
 
     @abstractmethod
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ class TextbookMomentum(TextbookOptimizer):
     """
 
     equals: ClassVar[Equal | None] = "momentum"
-    zeros: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     momentum: float = Field(0.9, gt=0, lt=1, description="μ: decay rate of the velocity")
 

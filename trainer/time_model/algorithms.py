@@ -22,7 +22,7 @@ from math import inf
 import numpy as np
 
 from trainer.core.registry import suggestion
-from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, Choice, Cluster
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, CALL, RECEIVE_CALL, Choice, Cluster
 from trainer.time_model.collectives import ALGORITHMS, Costs, only_receive
 from trainer.time_model.errors import ClusterError
 
@@ -40,6 +40,8 @@ class Transport:
         core_s_per_byte: see Cluster. With gloo, threads take 0.6 to 0.8 ns of CPU a byte.
         sleeps: a rank sleeps while it waits, so the CPU time of a collective is that of calling it. A rank
             that polls uses its core as long as it waits, and its CPU time says nothing.
+        all_threads: the clock of a rank has all threads of its process, so a call takes CPU time for each
+            other rank that it exchanges a message with.
     """
 
     choices: dict[str, tuple[tuple[int, Sequence[Choice]], ...]]
@@ -48,6 +50,7 @@ class Transport:
     core_s_per_byte: float = 1e-9
     acknowledged: bool = False
     sleeps: bool = False
+    all_threads: bool = False
 
 
 def _always(**algorithms: str) -> dict[str, tuple[tuple[int, Sequence[Choice]], ...]]:
@@ -118,9 +121,10 @@ TRANSPORTS: dict[str, Transport] = {
         ),
         eager_bytes=inf,
         overhead_s=100e-6,
-        core_s_per_byte=0.0,  # the clock of a rank has all threads of its process
+        core_s_per_byte=0.0,
         acknowledged=True,
         sleeps=True,
+        all_threads=True,
     ),
 }
 
@@ -191,6 +195,22 @@ class Network:
         link = self.cluster.links_of(ranks).between(0, 1)
         return 2 * self.overhead_s + link.latency_s + nbytes / link.bytes_per_s
 
+    def call_s(self, collective: str, size: int, rank: int, nbytes: float, root: int) -> float:
+        """CPU seconds of calling a collective on one of `size` ranks. root: as in `costs`."""
+        receives = rank in only_receive(collective, size, root)
+        name = collective + (RECEIVE_CALL if receives else CALL)
+        return self.software_s(name, nbytes) * self.call_factor(collective, size, rank == root)
+
+    def call_factor(self, collective: str, size: int, is_root: bool) -> float:
+        """The CPU time of a call as a multiple of that of a call with one message.
+
+        With all threads on the clock, each message takes as much as all else in the call.
+        """
+        if not self.transport.all_threads:
+            return 1.0
+        linear = self.algorithm(collective, size, 0) == "linear"
+        return (1 + (1 if linear and not is_root else size - 1)) / 2
+
     def software_s(self, exchange: str, nbytes: float) -> float:
         """Software cost of an exchange beyond its messages; 0 where none is described."""
         key = exchange, nbytes
@@ -200,8 +220,9 @@ class Network:
 
     def _described_s(self, exchange: str, nbytes: float) -> float:
         described = self.cluster.software
-        is_collective = exchange.removeprefix(START) in ALGORITHMS
-        costs = described.get(exchange) or (described.get(ANY_COLLECTIVE) if is_collective else None)
+        others = ANY_COLLECTIVE + CALL if exchange.endswith(CALL) else ANY_COLLECTIVE
+        is_collective = exchange.endswith(CALL) or exchange.removeprefix(START) in ALGORITHMS
+        costs = described.get(exchange) or (described.get(others) if is_collective else None)
         if costs is None:
             return 0.0
         return float(np.interp(nbytes, [each.bytes for each in costs], [each.seconds for each in costs]))

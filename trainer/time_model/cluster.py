@@ -19,6 +19,7 @@ Collective = Literal[
 
 ANY_COLLECTIVE = "collective"  # stands for those whose software costs are not described
 ANSWER = "_answer"  # after the name of a collective: what ranks that only send wait for
+CALL, RECEIVE_CALL = "_call", "_receive_call"  # likewise: CPU of calling it; of ranks that only receive
 
 
 class Description(Record):
@@ -75,7 +76,8 @@ class Cluster(Description):
             so much longer; None: that of the transport.
         software: costs by kind of exchange, in order of bytes; linear between them, constant beyond.
             `collective` stands for collectives that are not there. Other exchanges that are not there cost
-            nothing beyond their messages.
+            nothing beyond their messages. NAME_call is the CPU time of calling a collective, which counts
+            where the traces have none, as those of virtual nodes.
         algorithms: choices by collective that replace those of the transport. The first one that covers
             the size counts.
     """

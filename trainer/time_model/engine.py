@@ -207,7 +207,7 @@ class Simulation(ABC):
             )
         where = group.where[rank]
         if self._network.transport.sleeps:
-            now = self._call(rank, now, record)
+            now = self._call(rank, now, record, group)
         group.entered[where] = now
         group.entries[where] = max(now, self._sending[rank])
         group.count += 1
@@ -226,9 +226,12 @@ class Simulation(ABC):
                 self._free(member, left)
         return exits[where]
 
-    def _call(self, rank: int, now: float, record: Entry) -> float:
+    def _call(self, rank: int, now: float, record: Entry, group: Group) -> float:
         """The rank's own software, before the first message. Returns when it has ended."""
-        ended = now + record[4] / self._speed[rank]
+        kind, _, peer, nbytes, cpu_s, *_ = record
+        if not cpu_s:  # a simulation
+            cpu_s = self._network.call_s(NAMES[kind], len(group.ranks), group.where[rank], nbytes, peer)
+        ended = now + cpu_s / self._speed[rank]
         self._ranks[rank].communicate_s += ended - now
         if self._wanted and ended > now:
             self._show(rank, COLLECTIVES[record[0]], now, ended)

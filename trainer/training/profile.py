@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss
@@ -27,9 +28,9 @@ Block = tuple[str, nn.Module]
 Clock = Callable[[], float]
 NLL = Nll()
 # torch counts the products of attention in the kernels of GPUs only.
-OF_ATTENTION = {
+FLOPS = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
-        sdpa_flop_count(query, key, value)
+        sdpa_flop_count(query.shape, key.shape, value.shape)
     )
 }
 
@@ -70,6 +71,24 @@ class BlockProfile:
         return self.forward_s + self.backward_s
 
 
+class FlopCounter(TorchDispatchMode):
+    """Counts as torch's FlopCounterMode, whose first operation imports a compiler, for over a second."""
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports the compiler
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if count := FLOPS.get(func.overloadpacket):
+            self.total += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
 def profile_blocks(
     blocks: Iterable[Block],
     inputs: Tensor,
@@ -92,7 +111,7 @@ def profile_blocks(
         targets: the targets of the loss, shape (batch, …). The time of the loss counts for the last block.
         loss: the loss function of the output and the targets.
         warm_up: passes before the measurement.
-        runs: measured passes; times are medians over them.
+        runs: measured passes; times are medians over them, and 0 without any.
         clock: returns seconds.
     """
     chain = list(blocks)
@@ -101,6 +120,7 @@ def profile_blocks(
     batch = len(inputs)
     flops, outputs, saved = _count(chain, inputs)
     times = [_time_pass(chain, inputs, targets, clock, loss) for _ in range(warm_up + runs)][warm_up:]
+    times = times or [([0.0] * len(chain), [0.0] * len(chain))]
     forward, backward = (
         [median(each) for each in zip(*passes, strict=True)] for passes in zip(*times, strict=True)
     )
@@ -139,10 +159,10 @@ def _count(chain: Sequence[Block], inputs: Tensor) -> tuple[list[int], list[Tens
     x = inputs
     for _, block in chain:
         before = len(saved_storages)
-        counter = FlopCounterMode(display=False, custom_mapping=OF_ATTENTION)
+        counter = FlopCounter()  # type: ignore[no-untyped-call]
         with counter, saved_tensors_hooks(record, lambda tensor: tensor):
             x = block(x)
-        flops.append(counter.get_total_flops())
+        flops.append(counter.total)
         outputs.append(x)
         saved.append(sum(storage.nbytes() for storage in [*saved_storages.values()][before:]))
     return flops, outputs, saved
@@ -152,26 +172,29 @@ def _time_pass(
     chain: Sequence[Block], inputs: Tensor, targets: Tensor, clock: Clock, loss: Loss
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each block's forward and backward pass, in one pass through the chain."""
-    forward, ends, x = [], [], inputs
+    forward, x, ended = [], inputs, dict[int, float]()
+
+    def end_of(at: int) -> Callable[[Tensor], None]:
+        return lambda _: ended.update({at: clock()})
+
     for at, (_, block) in enumerate(chain):
-        # Detached from the previous block, so that the backward pass stops here and can be timed.
-        x = x.detach().requires_grad_(x.requires_grad)
+        if x.requires_grad:  # its gradient is there when the block's backward pass has ended
+            x.register_hook(end_of(at))
         start = clock()
-        y = block(x)
+        x = block(x)
         if at == len(chain) - 1:
-            y = loss.of(y, targets)
+            x = loss.of(x, targets)
         forward.append(clock() - start)
-        ends.append((x, y))
-        x = y
-    backward, gradient = [], None
-    for (x, y), (_, block) in zip(reversed(ends), reversed(chain), strict=True):
-        start = clock()
-        if y.requires_grad:
-            y.backward(gradient)
-        backward.append(clock() - start)
-        gradient = x.grad
+    backward, start = [0.0] * len(chain), clock()
+    if x.requires_grad:
+        x.backward()
+        # The first block that has a gradient is the last to end.
+        ended[min(ended, default=len(chain)) - 1] = clock()
+    for at, end in sorted(ended.items(), reverse=True):
+        backward[at], start = end - start, end
+    for _, block in chain:
         block.zero_grad(set_to_none=True)
-    return forward, backward[::-1]
+    return forward, backward
 
 
 def profile_model(
@@ -191,20 +214,6 @@ def profile_model(
         return profile_blocks(blocks, inputs, targets, spec.loss, warm_up=warm_up, runs=runs, clock=clock)
     finally:
         torch.set_num_threads(threads)
-
-
-def optimizer_values(spec: RunSpec) -> int:
-    """How many values the run's optimizer keeps for each parameter: the most, of matrices and vectors."""
-    weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,))]
-    optimizer = spec.optimizer.build(weights, spec.lr)
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    states = [(weight, optimizer.state[weight].values()) for weight in weights]
-    return max(
-        sum(isinstance(value, Tensor) and value.shape == weight.shape for value in values)
-        for weight, values in states
-    )
 
 
 def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:

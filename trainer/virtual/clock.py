@@ -29,7 +29,9 @@ class StepCosts:
     def given(cls, options: VirtualOptions) -> Self | None:
         """The costs that options give; None: they are measured."""
         per_step_s, per_sample_s = options.seconds_per_step, options.seconds_per_sample
-        return None if per_sample_s is None else cls(lambda samples: per_step_s + samples * per_sample_s)
+        if per_sample_s is None:
+            return None
+        return cls(lambda samples: per_step_s + samples * per_sample_s, options.seconds_per_update)
 
 
 class VirtualClock(Clock):

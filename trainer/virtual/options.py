@@ -31,7 +31,13 @@ class VirtualOptions(Description):
         le=1e3,
         description="CPU seconds of a training step beside those of its samples; needs seconds_per_sample",
     )
-
+    seconds_per_update: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e3,
+        description="further CPU seconds of an optimizer step, such as all of a server's step; needs "
+        "seconds_per_sample",
+    )
     workers: int = Field(
         default=1, ge=1, description="processes that share the nodes, at most one per core of the machine"
     )
@@ -47,10 +53,9 @@ class VirtualOptions(Description):
 
     @model_validator(mode="after")
     def _check_costs(self) -> Self:
-        if self.seconds_per_step and self.seconds_per_sample is None:
-            raise ValueError(
-                f"seconds_per_step is {self.seconds_per_step:g} without seconds_per_sample; set both"
-            )
+        for name in ("seconds_per_step", "seconds_per_update"):
+            if (value := getattr(self, name)) and self.seconds_per_sample is None:
+                raise ValueError(f"{name} is {value:g} without seconds_per_sample; set both")
         if self.seconds_per_sample == 0 and not self.seconds_per_step:
             raise ValueError("seconds_per_sample is 0, so that a step takes no time; allowed: above 0")
         return self

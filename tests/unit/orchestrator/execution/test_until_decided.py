@@ -92,21 +92,21 @@ def test_seeds_are_added_in_stages_until_it_is_decided(tmp_path: Path) -> None:
     sweep = a_sweep(tmp_path)
     assert len(sweep.runs) == 3 * 20
     runner = Runner().execute(sweep, OPEN, without(sweep, "ddp"), Standing(True, {}, ()))
-    assert runner.seeds == [8, 8, 5]
+    assert runner.seeds == [12, 12, 8]
     notes = [call.args[0] for call in runner.display.note.call_args_list]
-    dropped = "after 5 seeds: open\n  no more seeds for its name: hopeless"
-    assert notes == ["after 3 seeds: open", dropped, f"after 8 seeds: {DECIDED}"]
-    assert [seed for name, seed in runner.executed if name == "serial"] == [*range(8)]
-    assert [count for count, _ in runner.records] == [9, 15, 21, 21]
+    dropped = "after 8 seeds: open\n  no more seeds for its name: hopeless"
+    assert notes == ["after 5 seeds: open", dropped, f"after 12 seeds: {DECIDED}"]
+    assert [seed for name, seed in runner.executed if name == "serial"] == [*range(12)]
+    assert [count for count, _ in runner.records] == [15, 24, 32, 32]
     assert runner.records[-1][1].ended == DECIDED
 
 
 def test_what_was_left_out_and_may_be_the_choice_gets_the_seeds_that_it_lacks(tmp_path: Path) -> None:
-    sweep = a_sweep(tmp_path, ("repeat", 7))
+    sweep = a_sweep(tmp_path, ("repeat", 9))
     runner = Runner().execute(sweep, without(sweep, "ddp"), OPEN, without(sweep, "all_reduce"))
-    assert runner.seeds == [7, 7, 7]
+    assert runner.seeds == [9, 9, 9]
     last = runner.records[-1][1]
-    assert last.ended == "every configuration left has 7 seeds"
+    assert last.ended == "every configuration left has 9 seeds"
     assert list(last.dropped.values()) == ["hopeless"]
 
 
@@ -156,7 +156,7 @@ def test_a_budget_is_a_time_and_what_cannot_be_decided_is_refused(tmp_path: Path
         ({"until_decided": True, "budget": "10 minutes"}, {}, "budget: '10 minutes' is not a time such as"),
         ({}, {"budget": "0s"}, "--budget: '0s' is not a time"),
         ({}, {"budget": "10m", "until_decided": False}, "--budget 10m: needs --until-decided"),
-        ({}, {"repeat": 2}, "needs at least 3 seeds"),
+        ({}, {"repeat": 4}, "needs at least 5 seeds"),
         ({"base": {"target_accuracy": 0.9}}, {}, "has target_accuracy"),
         ({"lab": {"title": "x", "source": "y"}}, {}, "a lab cannot be run until it is decided"),
     ):

@@ -110,7 +110,7 @@ def test_ranks_of_a_node_share_its_memory() -> None:
 def test_executed_layouts_come_first_and_regret_compares_with_the_fastest_real_one() -> None:
     found = plan_of(None)
     by_name = {each.run.name_of("strategy"): each.run for each in found.fitting}
-    times = {"pipeline": 3.0, "zero2": 1.0}
+    times = {"pipeline": 3.0, "zero2": 1.0, "serial": 6.0}
 
     def tried(spec: RunSpec) -> Trial | Failed:
         step = times.get(spec.name_of("strategy"))
@@ -126,8 +126,15 @@ def test_executed_layouts_come_first_and_regret_compares_with_the_fastest_real_o
         "all_reduce",
     ]
     assert [each.held_bytes for each in executed.fitting[:2]] == [5, 5]
+    assert [executed.speedup(each) for each in executed.fitting[:2]] == [6.0, 2.0]  # of executed times
+    formula = executed.serial.formula.middle_s / executed.fitting[2].formula.middle_s
+    assert executed.speedup(executed.fitting[2]) == formula
     low, high = executed.fitting[0].step_s[1:]
     assert low < 1.0 < high
+    held_by_all = 2 * found.fitting[0].formula.held_bytes
+    for room, kind in ((held_by_all, Trial), (held_by_all - 1, Failed)):
+        first = found.executed(too_much, lambda option, done: done < 1, room).fitting
+        assert [type(each.trial) for each in first if each.trial] == [kind]
     less = plan_of(1e9).executed(too_much, lambda option, done: done < 1)
     assert ([each.held_bytes for each in less.too_large], len(less.fitting)) == ([2e9], 2)
     for real_s, regret in (([1, 2], 0.0), ([3, 2], 0.5), ([1], None), ([None, 2], None)):

@@ -23,13 +23,15 @@ from trainer.time_model.cluster import ANY_COLLECTIVE, SoftwareCost
 GLOO = LinkResult(source=0, to=1, latency_s=1e-4, bytes_per_s=2e9)
 
 
-def measured(path: Path, slower: float = 1.0, **fields: Any) -> tuple[RunPaths, RunResult]:
+def measured(
+    path: Path, slower: float = 1.0, strategy: str = "all_reduce", **fields: Any
+) -> tuple[RunPaths, RunResult]:
     """Two epochs of two whole batches of 10 samples and one of 4, which costs 60 %, then half a second.
 
     A whole batch costs rank r (r + 1) · slower / 10 s, and the first one five times as much.
     """
     own = {"nodes": 2, "transport": "gloo", "batch_size": 10, **fields}
-    run = a_run("all_reduce", **own).model_copy(update={"links": [GLOO]})
+    run = a_run(strategy, **own).model_copy(update={"links": [GLOO]})
     assert run.certificate
     part, paths = run.certificate.parts[0], RunPaths(path / run.key)
     paths.directory.mkdir()
@@ -84,6 +86,12 @@ def test_steps_cost_what_they_cost_with_a_core_for_each_rank(tmp_path: Path) -> 
 def virtual(run: RunResult, **changes: Any) -> RunResult:
     info = replace(run.runtime_info, simulates_time=True, **changes)
     return run.model_copy(update={"runtime_info": info})
+
+
+def test_steps_of_a_server_are_no_steps_of_those_that_train(tmp_path: Path) -> None:
+    (found,) = evidence_of([measured(tmp_path, strategy="parameter_server")]).configurations
+    assert found.runs[0].steps_s == pytest.approx([0.2])
+    assert [found.server_s, found.first_s] == pytest.approx([0.1, 0.8])
 
 
 def test_runs_that_say_nothing_about_others_are_no_evidence(tmp_path: Path) -> None:

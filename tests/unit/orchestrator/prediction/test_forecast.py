@@ -28,7 +28,9 @@ from trainer.virtual.options import VirtualOptions
 SURE = ErrorModel(np.zeros(3), np.diag([0.5, 1e-3, 1e-3]) ** 2, 1e-3)
 OWN = Link(latency_s=0.0, bytes_per_s=1e9)
 UNUSED = cast("Any", None)
-SAMPLED = VirtualOptions(compute="sampled", seconds_per_step=0.001, seconds_per_sample=0.0001)
+SAMPLED = VirtualOptions(
+    compute="sampled", seconds_per_step=0.001, seconds_per_sample=0.0001, seconds_per_update=0.002
+)
 
 
 def spec(strategy: str, nodes: int, **fields: Any) -> RunSpec:
@@ -43,8 +45,10 @@ def configuration(strategy: str, *seconds: tuple[int, float], own: Any = (), **o
         run = spec(strategy, nodes, **fields)
         cluster = Cluster(node_speed=[1.0] * nodes, link=OWN, overhead_s=nodes / 10).model_copy(update=on)
         result = cast("Any", SimpleNamespace(run=run, last_epoch=2))
-        runs.append(MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, []))
-    return Configuration(runs, per_step_s=0.001, per_sample_s=0.0001, first_s=0.5)
+        runs.append(
+            MeasuredRun(run.key, result, took_s, "wall", cluster, OWN.bytes_per_s, [0.01], 0.0, 0.0, [])
+        )
+    return Configuration(runs, per_step_s=0.001, per_sample_s=0.0001, first_s=0.5, server_s=0.002)
 
 
 class GivenTimes(Simulations):

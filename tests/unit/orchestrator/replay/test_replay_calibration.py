@@ -121,7 +121,8 @@ def test_the_cpu_time_of_the_last_caller_counts_unless_it_is_left_out_and_clocks
     first, second = timed([(Kind.BARRIER, 1.0, 2.0)], [(Kind.BARRIER, 0.5, 1.2, 0, -1, 0, 0.1)])
     for without_cpu, seconds in ((False, 0.7), (True, 0.6)):
         found = durations([first.trace(), second.trace(started_s=1.0)], without_cpu)
-        assert found == {Exchange("barrier", BOTH, 0): [pytest.approx(seconds)]}
+        expected = {Exchange("barrier", BOTH, 0): [pytest.approx(seconds)]}
+        assert found == expected | ({Exchange("barrier_call", BOTH, 0): [0.1]} if without_cpu else {})
 
 
 def replayed_s(ranks: list[TraceBuilder], software: dict[str, list[SoftwareCost]]) -> float:
@@ -190,6 +191,46 @@ def test_over_rpc_a_rank_that_only_sends_waits_for_the_answer() -> None:
     again = [rank.add(Kind.BROADCAST, 1000, peer=0) for rank in builders(2, "rpc")]
     found = simulate(traces(again), CLUSTER.model_copy(update={"software": costs}))
     assert [rank.end_s for rank in found.ranks] == [pytest.approx(0.9), pytest.approx(0.2)]
+
+
+def called(place: str, size: int, root_s: float, other_s: float) -> list[TraceBuilder]:
+    """A gather on rank 0 and an all-reduce, whose calls take so many CPU seconds."""
+    each_s = [root_s] + [other_s] * (size - 1)
+    return timed(
+        *(
+            [(Kind.GATHER, 0.0, 1.0, 1000, 0, 0, cpu), (Kind.ALL_REDUCE, 2.0, 3.0, 1000, -1, 0, root_s)]
+            for cpu in each_s
+        ),
+        transport=place,
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "root_s", "other_s"),
+    [
+        ("gloo", 0.1, 0.2),  # a call is one call
+        ("rpc", 0.2, 0.2),  # the root has messages from three ranks, which take as much as itself: 4 for 2
+    ],
+)
+def test_ranks_of_a_simulation_pay_for_their_calls(transport: str, root_s: float, other_s: float) -> None:
+    """Of two ranks, it is known that calls take 0.1 s on the root, and 0.2 s elsewhere."""
+    place = ("local", transport)
+    software = costs_of(called(transport, 2, 0.1, 0.2), place=place)
+    calls = {name: costs for name, costs in software.items() if name.endswith("_call")}
+    assert {name: cost.seconds for name, (cost,) in calls.items()} == {
+        "all_reduce_call": 0.1,
+        "gather_call": 0.2,
+        "gather_receive_call": 0.1,
+        "collective_call": 0.1,
+    }
+    four = CLUSTER.model_copy(update={"node_speed": [1.0] * 4, "software": calls})
+    played = [
+        rank.add(Kind.GATHER, 1000, peer=0).add(Kind.ALL_REDUCE, 1000) for rank in builders(4, transport)
+    ]
+    again = simulate(traces(played), four)
+    paid = simulate(traces(called(transport, 4, root_s, other_s)), four.model_copy(update={"software": {}}))
+    assert [rank.end_s for rank in again.ranks] == pytest.approx([rank.end_s for rank in paid.ranks])
+    assert Network(four, transport).call_s("all_gather", 2, 0, 1000, -1) == 0.1  # the least of all
 
 
 def test_of_a_loaded_run_the_lower_quartile_counts() -> None:

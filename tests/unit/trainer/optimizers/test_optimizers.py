@@ -301,3 +301,22 @@ def test_a_layerwise_optimizer_needs_full_gradients(strategy: str, optimizer: st
     assert error["type"] == "optimizer"
     allowed = {name for name in OPTIMIZERS.entries if not OPTIMIZERS.load(name).layerwise}
     assert all(name in error["msg"] for name in {optimizer, strategy} | allowed)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.entries)
+def test_state_has_the_names_by_which_a_plan_counts_its_bytes(name: str) -> None:
+    weights = [nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,))]
+    component = OPTIMIZERS.parse(name)
+    optimizer = component.build(weights, 0.1)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    found = [
+        {
+            name
+            for name, value in optimizer.state[weight].items()
+            if getattr(value, "shape", ()) == weight.shape
+        }
+        for weight in weights
+    ]
+    assert max(found, key=len) == {*component.state_names}

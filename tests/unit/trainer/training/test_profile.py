@@ -55,7 +55,7 @@ class TimedIdentity(nn.Module):
         y = x * 1
         if y.requires_grad:
             y.register_hook(lambda _: self.clock.pass_(backward_s))
-        return y
+        return y * 1
 
 
 def test_times_are_medians_after_warm_up() -> None:

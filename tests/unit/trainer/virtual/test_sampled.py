@@ -100,13 +100,16 @@ def test_a_replica_without_values_holds_what_it_has_computed() -> None:
 
 
 def test_costs_are_those_of_a_step_and_of_its_samples_and_cannot_be_0() -> None:
-    costs = StepCosts.given(VirtualOptions(seconds_per_sample=0.1, seconds_per_step=1.0))
+    costs = StepCosts.given(
+        VirtualOptions(seconds_per_sample=0.1, seconds_per_step=1.0, seconds_per_update=0.5)
+    )
     assert costs is not None
-    assert costs.gradient_s(3) == pytest.approx(1.3)
+    assert (costs.gradient_s(3), costs.update_s) == (pytest.approx(1.3), 0.5)
     assert StepCosts.given(VirtualOptions()) is None
     VirtualOptions(seconds_per_sample=0.0, seconds_per_step=1.0)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"seconds_per_step": 1.0}, "seconds_per_step is 1 without seconds_per_sample"),
+        ({"seconds_per_update": 1.0}, "seconds_per_update is 1 without seconds_per_sample"),
         ({"seconds_per_sample": 0.0}, "seconds_per_sample is 0"),
         ({"seconds_per_sample": -1.0}, "seconds_per_sample"),
         ({"workers": 2, "compute": "sampled"}, "workers is 2, but compute is sampled"),

@@ -7,8 +7,8 @@ from math import exp, inf, log, nan
 import numpy as np
 import pytest
 
-from orchestrator.prediction.accuracy import Outcome, accuracy, rank_correlation
 from orchestrator.prediction.error_model import ErrorModel, Observation
+from tests.bench.prediction_accuracy import Outcome, accuracy, rank_correlation
 
 
 def outcomes(*times: tuple[float, float], case: str = "case") -> list[Outcome]:
