@@ -225,7 +225,6 @@ def _foreign(trace: Trace, run: RunSpec, key: str, rank: int) -> str:
 
 
 def _max_staleness(run: RunSpec) -> int | None:
-    if run.name_of("strategy") != "async_parameter_server":
-        return None
-    bound: int | None = run.strategy.max_staleness  # type: ignore[attr-defined]
+    """The bound of a strategy whose workers do not wait for each other; None: it has none."""
+    bound: int | None = getattr(run.strategy, "max_staleness", None)
     return bound

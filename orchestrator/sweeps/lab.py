@@ -45,6 +45,17 @@ class Published(BaseModel):
     activations: float | None = Field(
         None, gt=0, description="stored activations of the rank that stores most, relative to `serial`"
     )
+    state: float | None = Field(
+        None,
+        gt=0,
+        description="weights, gradient and optimizer state of the fullest rank, relative to `serial`",
+    )
+    sent: float | None = Field(
+        None, gt=0, description="bytes that a rank sends in a step, in multiples of the model's weights"
+    )
+    exchange_share: float | None = Field(
+        None, gt=0, le=1, description="share of time in exposed exchanges and waiting"
+    )
     derived: list[str] = Field(
         default=[],
         description="the figures that the source does not state but that follow from its code or formulas",

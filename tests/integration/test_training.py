@@ -29,6 +29,9 @@ MLP = {"name": "mlp", "hidden": [16]}
 SPLIT: dict[str, Any] = {
     "pipeline": {"split_points": ["conv2", "flatten"]},
     "hybrid": {"mesh": {"pipeline": 2, "tensor": 2}, "split_points": ["flatten"]},
+    # Of three steps an epoch.
+    "fedbuff": {"local_steps": 1},
+    "async_diloco": {"local_steps": 1},
 }
 # hybrid: two stages, each on two ranks. hierarchical_sgd: two groups of two. The others: 3.
 NODES = {"serial": 1, "hybrid": 4, "hierarchical_sgd": 4}
@@ -39,6 +42,10 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
     # The order of updates differs between runs: use a model that learns in any order.
     "hogwild": {"model": MLP},
     "async_parameter_server": {"model": MLP},
+    "fedbuff": {"model": MLP},
+    "async_diloco": {"model": MLP},
+    # A step adds the rate or subtracts it.
+    "demo": {"lr": 0.005},
     # They divide tokens and experts.
     "context_parallel": {"dataset": TOKENS, "model": GPT, "batch_size": 2},
     "expert_parallel": {"dataset": TOKENS, "model": {**GPT, "experts": 4}, "batch_size": 2},
@@ -56,7 +63,7 @@ EVERY_CHANGE = {
     if (own := [each for row, each in ROWS if row == name and each not in ("memory", "nccl")] or ["memory"])
 }
 # The order of updates, and so the result, differs between runs.
-ANY_ORDER = ("hogwild", "async_parameter_server")
+ANY_ORDER = ("hogwild", "async_parameter_server", "async_diloco", "fedbuff")
 
 
 def trained(cache: RunCache, name: str, transport: str, **fields: Any) -> FinishedRun:

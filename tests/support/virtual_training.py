@@ -44,9 +44,15 @@ class VirtualTraining:
 
 
 def train_virtually(
-    spec: RunSpec, options: VirtualOptions = MEASURED, datasets: DatasetCache | None = None
+    spec: RunSpec,
+    options: VirtualOptions = MEASURED,
+    datasets: DatasetCache | None = None,
+    checkpoints: Path | None = None,
 ) -> VirtualTraining:
-    """Train as the spec says. Raises the first exception of a rank."""
+    """Train as the spec says. Raises the first exception of a rank.
+
+    checkpoints: directory of the checkpoints, if any.
+    """
     task, size = Task(spec, Path(), datasets or DatasetCache()), spec.world_size
     _ = task.data
     events = [RecordedEvents(rank) for rank in range(size)]
@@ -57,7 +63,9 @@ def train_virtually(
         session_of = session_kind(task, sample)
 
         def train(comm: VirtualCommunicator) -> None:
-            context = NodeContext(comm.rank, size, spec.transport, Path(), out_dir=Path(name))
+            context = NodeContext(
+                comm.rank, size, spec.transport, Path(), out_dir=Path(name), checkpoint_dir=checkpoints
+            )
             try:
                 outcomes[comm.rank] = train_rank(
                     context, task, events[comm.rank], comm, session_of=session_of

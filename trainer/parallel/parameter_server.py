@@ -59,19 +59,35 @@ class BoundedStaleness:
 
 
 class Server:
-    """The parameter server: it answers pulls and applies pushed gradients in the order of arrival."""
+    """The parameter server: it answers pulls and applies pushed gradients in the order of arrival.
 
-    def __init__(self, replica: Replica, comm: Communicator, requests: Requests, timeout_s: float) -> None:
-        """timeout_s: without any request until the server gives up."""
+    Attributes:
+        staleness: of the last push: the updates since its worker's pull.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        comm: Communicator,
+        requests: Requests,
+        timeout_s: float,
+        pushes_per_update: int = 1,
+    ) -> None:
+        """
+        Args:
+            timeout_s: without any request until the server gives up.
+            pushes_per_update: after how many pushes of an epoch the weights are updated.
+        """
         self._replica, self._comm, self._requests = replica, comm, requests
         self._timeout_s, self._last_check = timeout_s, time.monotonic()
-        self._updates = 0
+        self.staleness = 0
+        self._pushes, self._pushes_per_update = 0, pushes_per_update
         self._updates_at_pull: dict[int, int] = {}
         self._pending_pulls: list[Request] = []
 
     def start_epoch(self, progress: BoundedStaleness) -> None:
         """Schedule the workers of the next epoch by `progress`."""
-        self._progress = progress
+        self._progress, self._pushes = progress, 0
         self._drop_lost()
 
     def pushes_left(self) -> Iterator[None]:
@@ -93,12 +109,17 @@ class Server:
         if push is None:
             yield None
             return
+        self.staleness = self._updates - self._updates_at_pull[push.rank]
         yield push.payload
-        staleness = self._updates - self._updates_at_pull[push.rank]
-        self._updates += 1
+        self._pushes += 1
         self._progress.complete_step(push.rank)
-        self._respond(push, staleness)
+        self._respond(push, self.staleness)
         self._answer_pulls()
+
+    @property
+    def _updates(self) -> int:
+        """Updates of the weights in this epoch."""
+        return self._pushes // self._pushes_per_update
 
     def _next_request(self) -> Request | None:
         clock = self._comm.clock

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.report.directory_comparison.differences import Difference, Directories
 from orchestrator.report.findings.decide import Compared
 from orchestrator.report.formats import ABSENT, count, first_few, listed
-from orchestrator.report.render.tables import Column, table_of
+from orchestrator.report.render.tables import Column, table_of, words
 from orchestrator.report.render.tree import Block, Cell, Item, Items, Page, Section, texts
 
 MOST_NAMED = 8  # configurations that only one directory has
@@ -42,17 +42,13 @@ class Change(NamedTuple):
         return Cell(text, detail if interval else "", kind=self.effect)
 
 
-COLUMNS = (
-    Column[Difference]("name", "Configuration", lambda each: Cell(each.name), number=False),
-    Column[Difference]("clock", "Clock", lambda each: Cell(each.clock), number=False),
-    Column[Difference]("time", "Time", lambda each: Cell(Change.of(each.time).values), number=False),
-    Column[Difference]("time_change", "Change", lambda each: Change.of(each.time).cell, number=False),
-    Column[Difference](
-        "accuracy", "Accuracy", lambda each: Cell(Change.of(each.accuracy).values), number=False
-    ),
-    Column[Difference](
-        "accuracy_change", "Change", lambda each: Change.of(each.accuracy).cell, number=False
-    ),
+COLUMNS: tuple[Column[Difference], ...] = (
+    words("name", "Configuration", lambda each: each.name),
+    words("clock", "Clock", lambda each: each.clock),
+    words("time", "Time", lambda each: Change.of(each.time).values),
+    Column("time_change", "Change", lambda each: Change.of(each.time).cell, number=False),
+    words("accuracy", "Accuracy", lambda each: Change.of(each.accuracy).values),
+    Column("accuracy_change", "Change", lambda each: Change.of(each.accuracy).cell, number=False),
 )
 
 

@@ -127,6 +127,11 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict)
     workload: Workload | None = None
 
+    @classmethod
+    def of(cls, kind: str, groups: Iterable[Group | None], **data: Any) -> Finding:
+        """What follows from the ok runs of these groups."""
+        return cls(kind, evidence(groups), data)
+
     @cached_property
     def text(self) -> str:
         """The template of its kind over its data."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from statistics import fmean
+from typing import TypeVar
 
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
 from orchestrator.report.model.learned import learned
@@ -15,6 +16,8 @@ from orchestrator.report.statistics.common_seeds import MIN_SEEDS, SeedFit
 from orchestrator.report.statistics.moderated import Sample
 from orchestrator.report.statistics.spread import Spread
 
+Item = TypeVar("Item")
+Shared = TypeVar("Shared", bound=Hashable)
 Metric = Callable[[Row], float | None]
 Values = Callable[["Group"], Sample]
 FitOfGroup = tuple[SeedFit, str]  # and the name of the group in it
@@ -213,7 +216,12 @@ def one_per_work(groups: Sequence[Group]) -> list[Group]:
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The groups, in the order of their first rows."""
-    configurations: dict[str, list[Row]] = {}
-    for row in rows:
-        configurations.setdefault(row.configuration(), []).append(row)
-    return [Group(tuple(same)) for same in configurations.values()]
+    return [Group(tuple(same)) for same in grouped(rows, Row.configuration).values()]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Shared]) -> dict[Shared, list[Item]]:
+    """The items by what some of them share, both in the order given."""
+    found: dict[Shared, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found

@@ -1,8 +1,8 @@
 """The registry of quantities: every number of a run is described here once.
 
 The CSV files and the tables are made from these entries, and findings compare them. A new quantity is an
-entry in one of these classes. Its column is in render/columns.csv, for results.csv, and in render/order.py,
-for tables.
+entry in one of these classes, a line of render/columns.csv, for results.csv, and a word of the ORDER of
+render/columns.py, for tables.
 """
 
 from __future__ import annotations

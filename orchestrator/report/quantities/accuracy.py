@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, log
 from statistics import fmean
 
-from orchestrator.report import formats
+from orchestrator.report.formats import JOIN, percent, points, short
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
@@ -14,10 +15,6 @@ from orchestrator.report.statistics.intervals import accuracy_interval
 
 def _minus(left: float | None, right: float | None) -> float | None:
     return None if left is None or right is None else left - right
-
-
-def _accuracy(row: Row) -> float | None:
-    return row.accuracy
 
 
 def _one_image(row: Row) -> float:
@@ -38,25 +35,30 @@ def _within_accuracies(reference: Group) -> tuple[float, float]:
     return -high, 1 - low
 
 
-def _mean_of_local(row: Row) -> float | None:
-    return fmean(row.local_accuracies) if row.local_accuracies else None
+def _of_local(reduce: Callable[[list[float]], float], title: str = "") -> Quantity:
+    """Of the accuracies of the nodes' models before the final average."""
+
+    def read(row: Row) -> float | None:
+        return reduce(row.local_accuracies) if row.local_accuracies else None
+
+    return Quantity(percent, read, title, by_seed=True, possible=(0, 1))
+
+
+def _test_loss(row: Row) -> float | None:
+    return row.result.ranks[0].test_loss if row.result.ranks else None
 
 
 def _bits_per_token(row: Row) -> float | None:
-    loss = row.result.ranks[0].test_loss if row.result.ranks else None
+    loss = _test_loss(row)
     return loss / log(2) if loss is not None and row.run.dataset.target_shape else None
-
-
-def _minus_serial(group: Group, serial: Group) -> float:
-    return Accuracies.accuracy.mean_of(group) - Accuracies.accuracy.mean_of(serial)
 
 
 class Accuracies:
     """Accuracies and losses."""
 
     accuracy = Quantity(
-        formats.percent,
-        _accuracy,
+        percent,
+        lambda row: row.accuracy,
         "Test accuracy",
         lower_is_better=False,
         resolution=_one_image,
@@ -66,32 +68,21 @@ class Accuracies:
         possible=(0, 1),
     )
     accuracy_difference = Quantity(
-        lambda value: formats.points(value).partition(formats.JOIN)[0],
-        lambda row: _minus(row.accuracy, row.serials(_accuracy)),
+        lambda value: points(value).partition(JOIN)[0],
+        lambda row: _minus(row.accuracy, row.serials(lambda each: each.accuracy)),
         "Accuracy − serial, points",
-        of_means=_minus_serial,
+        of_means=lambda group, serial: (
+            Accuracies.accuracy.mean_of(group) - Accuracies.accuracy.mean_of(serial)
+        ),
     )
-    test_loss = Quantity(
-        formats.short,
-        lambda row: row.result.ranks[0].test_loss if row.result.ranks else None,
-        by_seed=True,
-        possible=(0, inf),
-    )
-    bits_per_token = Quantity(
-        formats.short, _bits_per_token, "Bits per token", by_seed=True, possible=(0, inf)
-    )
-    local_accuracy_min = Quantity(
-        formats.percent, lambda row: min(row.local_accuracies, default=None), by_seed=True, possible=(0, 1)
-    )
-    local_accuracy_mean = Quantity(
-        formats.percent, _mean_of_local, "Accuracy of local models", by_seed=True, possible=(0, 1)
-    )
-    local_accuracy_max = Quantity(
-        formats.percent, lambda row: max(row.local_accuracies, default=None), by_seed=True, possible=(0, 1)
-    )
+    test_loss = Quantity(short, _test_loss, by_seed=True, possible=(0, inf))
+    bits_per_token = Quantity(short, _bits_per_token, "Bits per token", by_seed=True, possible=(0, inf))
+    local_accuracy_min = _of_local(min)
+    local_accuracy_mean = _of_local(fmean, "Accuracy of local models")
+    local_accuracy_max = _of_local(max)
     averaging_gain = Quantity(
-        formats.points,
-        lambda row: _minus(row.accuracy, _mean_of_local(row)),
+        points,
+        lambda row: _minus(row.accuracy, Accuracies.local_accuracy_mean.of(row)),
         lower_is_better=False,
         resolution=_one_image,
         within=lambda reference: (-1, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.report import formats
+from orchestrator.report.formats import ratio, seconds, size
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
@@ -29,19 +29,15 @@ def _exchange_s_per_step(row: Row) -> float | None:
 class Communication:
     """Bytes, exchanges and staleness."""
 
-    bytes_sent_per_rank = Quantity(
-        formats.size, lambda row: row.result.bytes_sent_per_rank, "Sent per rank"
-    )
-    bytes_sent_per_rank_per_step = Quantity(formats.size, _bytes_per_step, "Sent per rank and step")
+    bytes_sent_per_rank = Quantity(size, lambda row: row.result.bytes_sent_per_rank, "Sent per rank")
+    bytes_sent_per_rank_per_step = Quantity(size, _bytes_per_step, "Sent per rank and step")
     exchange_s_per_step = Quantity(
-        formats.seconds, _exchange_s_per_step, "Exchange per step", ratio=True, timed=True
+        seconds, _exchange_s_per_step, "Exchange per step", ratio=True, timed=True
     )
-    staleness_mean = Quantity(
-        formats.ratio, lambda row: row.result.staleness, "Staleness", detail=_most_stale
-    )
-    staleness_max = Quantity(formats.ratio, lambda row: row.result.staleness_max)
+    staleness_mean = Quantity(ratio, lambda row: row.result.staleness, "Staleness", detail=_most_stale)
+    staleness_max = Quantity(ratio, lambda row: row.result.staleness_max)
     consensus_distance = Quantity(
-        formats.ratio,
+        ratio,
         lambda row: row.result.epochs[-1].consensus_distance if row.result.epochs else None,
         "Consensus distance",
     )

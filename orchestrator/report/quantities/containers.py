@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from orchestrator.report import formats
+from orchestrator.report.formats import memory, ratio, seconds, short, size
 from orchestrator.report.model.rows import Row, quotient
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.limits import memory_limit_mb
@@ -51,19 +51,19 @@ def _payload(row: Row) -> float | None:
 class ContainerUsage:
     """What containers used."""
 
-    containers = Quantity(formats.short, lambda row: len(containers(row)) or None)
+    containers = Quantity(short, lambda row: len(containers(row)) or None)
     container_payload_bytes_mean = Quantity(
-        formats.size, lambda row: _payload(row) if containers(row) else None, "Payload sent"
+        size, lambda row: _payload(row) if containers(row) else None, "Payload sent"
     )
-    container_sent_bytes_mean = _usage(formats.size, fmean, "sent_bytes", "Network sent")
+    container_sent_bytes_mean = _usage(size, fmean, "sent_bytes", "Network sent")
     container_sent_by_payload = Quantity(
-        formats.ratio,
+        ratio,
         lambda row: quotient(ContainerUsage.container_sent_bytes_mean.of(row), _payload(row)),
         "Network / payload",
     )
-    container_cpu_s_mean = _usage(formats.seconds, fmean, "cpu_s", "CPU time")
-    container_throttled_s_max = _usage(formats.seconds, max, "throttled_s", "Throttled")
-    container_memory_peak_mib_max = _usage(formats.memory, max, "memory_peak_mb", "Peak memory (of limit)")
+    container_cpu_s_mean = _usage(seconds, fmean, "cpu_s", "CPU time")
+    container_throttled_s_max = _usage(seconds, max, "throttled_s", "Throttled")
+    container_memory_peak_mib_max = _usage(memory, max, "memory_peak_mb", "Peak memory (of limit)")
     container_memory_limit_mib = Quantity(
-        formats.memory, lambda row: memory_limit_mb(row.run) if containers(row) else None
+        memory, lambda row: memory_limit_mb(row.run) if containers(row) else None
     )

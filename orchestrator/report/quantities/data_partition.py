@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from orchestrator.report import formats
+from orchestrator.report.formats import bits, distance, percent, whole
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
@@ -52,23 +52,19 @@ def _distances(row: Row) -> tuple[float, ...]:
 class DataPartitions:
     """Which samples the nodes trained on."""
 
-    coverage = Quantity(formats.percent, _split(0, "coverage"), "Coverage, epoch 1")
-    overlap = Quantity(formats.percent, _split(0, "overlap"), "Overlap, epoch 1")
-    coverage_whole_run = Quantity(formats.percent, _split(-1, "coverage_so_far"), "Coverage, run")
-    overlap_whole_run = Quantity(formats.percent, _split(-1, "overlap_so_far"), "Overlap, run")
+    coverage = Quantity(percent, _split(0, "coverage"), "Coverage, epoch 1")
+    overlap = Quantity(percent, _split(0, "overlap"), "Overlap, epoch 1")
+    coverage_whole_run = Quantity(percent, _split(-1, "coverage_so_far"), "Coverage, run")
+    overlap_whole_run = Quantity(percent, _split(-1, "overlap_so_far"), "Overlap, run")
     js_divergence_mean_bits = Quantity(
-        formats.bits, _over_nodes(fmean, _js_divergences), "Mean JS divergence, epoch 1"
+        bits, _over_nodes(fmean, _js_divergences), "Mean JS divergence, epoch 1"
     )
-    js_divergence_max_bits = Quantity(
-        formats.bits, _over_nodes(max, _js_divergences), "Max JS divergence, epoch 1"
-    )
-    js_divergence_whole_run_max_bits = Quantity(formats.bits, _js_whole_run, "Max JS divergence, run")
-    samples_per_rank_min = Quantity(formats.whole, _over_nodes(min, lambda row: row.node_samples))
-    samples_per_rank_max = Quantity(formats.whole, _over_nodes(max, lambda row: row.node_samples))
-    earth_movers_distance_mean = Quantity(
-        formats.distance, _over_nodes(fmean, _distances), "Mean EMD, epoch 1"
-    )
-    earth_movers_distance_max = Quantity(formats.distance, _over_nodes(max, _distances), "Max EMD, epoch 1")
+    js_divergence_max_bits = Quantity(bits, _over_nodes(max, _js_divergences), "Max JS divergence, epoch 1")
+    js_divergence_whole_run_max_bits = Quantity(bits, _js_whole_run, "Max JS divergence, run")
+    samples_per_rank_min = Quantity(whole, _over_nodes(min, lambda row: row.node_samples))
+    samples_per_rank_max = Quantity(whole, _over_nodes(max, lambda row: row.node_samples))
+    earth_movers_distance_mean = Quantity(distance, _over_nodes(fmean, _distances), "Mean EMD, epoch 1")
+    earth_movers_distance_max = Quantity(distance, _over_nodes(max, _distances), "Max EMD, epoch 1")
 
 
 def partition_summary_of(row: Row) -> PartitionSummary | None:

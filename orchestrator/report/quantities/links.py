@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, mbit, seconds
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
@@ -16,8 +15,14 @@ OWN_LINKS = "this machine's own links"  # of a run that requests none
 
 
 def _measured(
-    write: Callable[[float], str], field: str, title: str, requested: Callable[[Row], str]
+    write: Callable[[float], str],
+    field: str,
+    title: str,
+    requested: Callable[[Path], float | None],
+    absent: str = ABSENT,
 ) -> Quantity:
+    """The median over the links. requested: of a path; absent: what is written if one requests none."""
+
     def read(row: Row) -> float | None:
         return median(getattr(link, field) for link in row.result.links) if row.result.links else None
 
@@ -26,28 +31,24 @@ def _measured(
         read,
         title,
         of_failed=True,
-        detail=lambda group, span: requested(group.ok_rows[0]),
+        detail=lambda group, span: _requested(group.ok_rows[0], requested, write, absent),
         shown_for=lambda rows: any(row.workload.link for row in rows),
     )
 
 
-def _requested_latency(row: Row) -> str:
-    """`1 ms requested`, for the measured links; empty without a request."""
-    return _requested(row, lambda path: path.latency_ms / 1000, seconds)
-
-
-def _requested_bandwidth(row: Row) -> str:
-    """`10 Mbit/s requested`, for the measured links; empty without a request."""
-    return _requested(
-        row, lambda path: path.bandwidth_mbit and path.bandwidth_mbit * 1e6 / 8, mbit, "no limit"
-    )
-
-
 class Links:
-    """Measured links."""
+    """Measured links, in tables beside what was requested: `1 ms requested`, `10 Mbit/s requested`."""
 
-    link_latency_s = _measured(formats.seconds, "latency_s", "Link latency, measured", _requested_latency)
-    link_bytes_per_s = _measured(mbit, "bytes_per_s", "Link bandwidth, measured", _requested_bandwidth)
+    link_latency_s = _measured(
+        seconds, "latency_s", "Link latency, measured", lambda path: path.latency_ms / 1000
+    )
+    link_bytes_per_s = _measured(
+        mbit,
+        "bytes_per_s",
+        "Link bandwidth, measured",
+        lambda path: path.bandwidth_mbit and path.bandwidth_mbit * 1e6 / 8,
+        "no limit",
+    )
 
 
 def measured(rows: Sequence[Row]) -> str:
@@ -58,8 +59,9 @@ def measured(rows: Sequence[Row]) -> str:
 
 
 def _requested(
-    row: Row, of: Callable[[Path], float | None], write: Callable[[float | None], str], absent: str = ABSENT
+    row: Row, of: Callable[[Path], float | None], write: Callable[[float], str], absent: str
 ) -> str:
+    """`10 Mbit/s requested`; empty without a request."""
     if row.run.link is None or not row.link_label:
         return ""
     node_of, enforced = row.run.node_of, "" if not row.link_not_enforced else ", not enforced"

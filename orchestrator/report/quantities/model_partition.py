@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from orchestrator.report import formats
-from orchestrator.report.formats import percent
+from orchestrator.report.formats import memory, percent, ratio, size, whole
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Row, quotient
+from orchestrator.report.quantities.communication import Communication
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.results.records import RankResult
 
@@ -29,18 +29,12 @@ def model_size(groups: Iterable[Group]) -> int | None:
     rows = [row for group in groups for row in group.ok_rows]
     if whole := [row for row in rows if not row.run.strategy.partitions_model]:
         return max((size for row in whole if (size := _parameters(row))), default=None)
-    stages = [row.stages() for row in rows]
-    return (
-        max(
-            (
-                sum(rank.parameters for (rank,) in each)
-                for each in stages
-                if all(len(ranks) == 1 for ranks in each)  # others hold shards, and copies of some layers
-            ),
-            default=0,
-        )
-        or None
-    )
+    sizes = [
+        sum(rank.parameters for (rank,) in stages)
+        for stages in (row.stages() for row in rows)
+        if all(len(ranks) == 1 for ranks in stages)  # others hold shards, and copies of some layers
+    ]
+    return max(sizes, default=0) or None
 
 
 def memory_by_kind(row: Row) -> dict[str, int]:
@@ -83,15 +77,12 @@ def is_partitioned(groups: Sequence[Group]) -> bool:
 
 def _bubble(row: Row) -> float | None:
     """None without stages, and if the strategy does not separate waiting from communication."""
-    if (
-        not row.timed
-        or row.run.strategy.bubble(row.run.world_size) is None
-        or not row.run.strategy.attributes_stragglers
-    ):
+    strategy = row.run.strategy
+    if not row.timed or strategy.bubble(row.run.world_size) is None or not strategy.attributes_stragglers:
         return None
     held = [rank.seconds for rank in row.result.ranks if rank.blocks]  # a master holds none
-    training = sum(value for seconds in held for phase, value in seconds.items() if phase != "evaluate")
-    return sum(seconds["wait"] for seconds in held) / training if training else None
+    training = sum(value for phases in held for phase, value in phases.items() if phase != "evaluate")
+    return sum(phases["wait"] for phases in held) / training if training else None
 
 
 def _split_point_bytes_per_step(row: Row) -> float | None:
@@ -119,6 +110,11 @@ def _load_balance(row: Row) -> float | None:
     return fmean(busy) / max(busy) if any(busy) else None
 
 
+def _peak_memory(row: Row) -> float | None:
+    peaks = [rank.peak_memory_mb for rank in row.result.ranks]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
 def _of_serial(read: Metric) -> Callable[[Group, str], str]:
     """The share of the serial run's value, for the small print of a table."""
 
@@ -129,14 +125,21 @@ def _of_serial(read: Metric) -> Callable[[Group, str], str]:
     return detail
 
 
-def _largest(values: Iterable[float | None]) -> float | None:
-    """The largest of the known values of a run's ranks; None without any."""
-    return max((value for value in values if value is not None), default=None)
-
-
 # Of published figures.
 ACTIVATIONS_OF_SERIAL = Quantity(
-    formats.percent, lambda row: row.of_serial(lambda each: each.activation_bytes), "Activations, of serial"
+    percent, lambda row: row.of_serial(lambda each: each.activation_bytes), "Activations, of serial"
+)
+
+STATE_OF_SERIAL = Quantity(
+    percent, lambda row: row.of_serial(lambda each: each.state_bytes), "State, of serial"
+)
+SENT_OF_WEIGHTS = Quantity(
+    ratio,
+    lambda row: quotient(
+        Communication.bytes_sent_per_rank_per_step.of(row),
+        row.serials(lambda each: memory_by_kind(each).get("weights")),
+    ),
+    "Sent per rank and step, of the weights",
 )
 
 
@@ -144,26 +147,22 @@ class ModelPartitions:
     """What a rank holds, and how stages wait."""
 
     parameters_per_rank_max = Quantity(
-        formats.whole, _parameters, "Parameters (of serial)", detail=_of_serial(_parameters)
+        whole, _parameters, "Parameters (of serial)", detail=_of_serial(_parameters)
     )
     state_bytes_per_rank_max = Quantity(
-        formats.size,
+        size,
         lambda row: row.state_bytes,
         "Weights, gradient, optimizer state (of serial)",
         detail=_of_serial(lambda row: row.state_bytes),
     )
-    dropped_choices = Quantity(formats.percent, lambda row: row.result.dropped_share, "Dropped choices")
-    activation_bytes_per_rank_max = Quantity(formats.size, lambda row: row.activation_bytes, "Activations")
-    peak_memory_mib = Quantity(
-        formats.memory,
-        lambda row: _largest(rank.peak_memory_mb for rank in row.result.ranks),
-        "Peak memory",
-    )
-    load_balance = Quantity(formats.percent, _load_balance, "Load balance")
-    bubble_share = Quantity(formats.percent, _bubble, "Bubble")
+    dropped_choices = Quantity(percent, lambda row: row.result.dropped_share, "Dropped choices")
+    activation_bytes_per_rank_max = Quantity(size, lambda row: row.activation_bytes, "Activations")
+    peak_memory_mib = Quantity(memory, _peak_memory, "Peak memory")
+    load_balance = Quantity(percent, _load_balance, "Load balance")
+    bubble_share = Quantity(percent, _bubble, "Bubble")
     bubble_share_formula = Quantity(
-        formats.percent, lambda row: row.run.strategy.bubble(row.run.world_size), "Bubble by formula"
+        percent, lambda row: row.run.strategy.bubble(row.run.world_size), "Bubble by formula"
     )
     split_point_bytes_per_step_max = Quantity(
-        formats.size, _split_point_bytes_per_step, "Split-point traffic per step"
+        size, _split_point_bytes_per_step, "Split-point traffic per step"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.report import formats
+from orchestrator.report.formats import percent, short
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities.quantity import Quantity
@@ -62,16 +62,12 @@ def straggler_of(shares: np.ndarray | None) -> Straggler | None:
 
 def _of_straggler(write: Callable[[float], str], field: str) -> Quantity:
     """A field of a run's `Straggler`."""
-
-    def read(row: Row) -> float | None:
-        return getattr(straggler_of(wait_shares(row)), field, None)
-
-    return Quantity(write, read)
+    return Quantity(write, lambda row: getattr(straggler_of(wait_shares(row)), field, None))
 
 
 class Stragglers:
     """Fields of a run's `Straggler`."""
 
-    straggler_rank = _of_straggler(formats.short, "rank")
-    straggler_share_of_time = _of_straggler(formats.percent, "share_of_time")
-    straggler_share_of_waiting = _of_straggler(formats.percent, "share_of_waiting")
+    straggler_rank = _of_straggler(short, "rank")
+    straggler_share_of_time = _of_straggler(percent, "share_of_time")
+    straggler_share_of_waiting = _of_straggler(percent, "share_of_waiting")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.replay.described import MAX_CONTENTION
-from orchestrator.report import formats
+from orchestrator.report.formats import percent, ratio, seconds, short
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import SERIAL, Row, quotient
 from orchestrator.report.quantities.quantity import Quantity
@@ -13,7 +13,7 @@ from orchestrator.results.limits import counted, may_have_cores
 def _phase(phase: str, title: str = "") -> Quantity:
     """Mean seconds over the ranks. Those that have a title are of an exchange, which one rank has not."""
     return Quantity(
-        formats.seconds, lambda row: row.seconds.get(phase), title, only=lambda row: row.shape.ranks > 1
+        seconds, lambda row: row.seconds.get(phase), title, only=lambda row: row.shape.ranks > 1
     )
 
 
@@ -61,61 +61,56 @@ def speedup_of_means(group: Group, serial: Group) -> float:
 class Times:
     """Times, and what compares them."""
 
-    train_s = Quantity(formats.seconds, lambda row: row.train_s, "Training time", ratio=True, timed=True)
+    train_s = Quantity(seconds, lambda row: row.train_s, "Training time", ratio=True, timed=True)
     wall_s = Quantity(
-        formats.seconds, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
+        seconds, lambda row: None if row.is_virtual else row.wall.train_s, "Wall time", ratio=True
     )
     cluster_s = Quantity(
-        formats.seconds,
-        lambda row: row.cluster.train_s if row.cluster else None,
-        "Cluster time",
-        ratio=True,
+        seconds, lambda row: row.cluster.train_s if row.cluster else None, "Cluster time", ratio=True
     )
     wall_by_cluster = Quantity(
-        formats.ratio, wall_by_cluster, "Wall / cluster time", ratio=True, detail=_why_they_differ
+        ratio, wall_by_cluster, "Wall / cluster time", ratio=True, detail=_why_they_differ
     )
     step_s = Quantity(
-        formats.seconds,
+        seconds,
         lambda row: row.train_s / row.steps if row.train_s and row.steps else None,
         "Time per step",
         ratio=True,
         timed=True,
     )
-    speedup = Quantity(
-        formats.ratio, lambda row: row.speedup, "Speedup", ratio=True, of_means=speedup_of_means
-    )
+    speedup = Quantity(ratio, lambda row: row.speedup, "Speedup", ratio=True, of_means=speedup_of_means)
     efficiency = Quantity(
-        formats.percent,
+        percent,
         lambda row: row.speedup and row.speedup / row.shape.ranks,
         "Efficiency",
         ratio=True,
         of_means=lambda group, serial: speedup_of_means(group, serial) / group.shape.ranks,
     )
     cpu_time_speedup = Quantity(
-        formats.ratio,
+        ratio,
         lambda row: quotient(row.serials(lambda each: each.work_cpu_s, timed=True), row.result.path_cpu_s),
         "CPU-time speedup",
         ratio=True,
         only=lambda row: row.clock == "wall",
     )
-    work_cpu_s = Quantity(formats.seconds, lambda row: row.work_cpu_s)
-    cpu_s_per_sample = Quantity(formats.seconds, lambda row: row.cpu_per_sample)
+    work_cpu_s = Quantity(seconds, lambda row: row.work_cpu_s)
+    cpu_s_per_sample = Quantity(seconds, lambda row: row.cpu_per_sample)
     cpu_s_per_sample_of_serial = Quantity(
-        formats.ratio,
+        ratio,
         lambda row: row.of_serial(lambda each: each.cpu_per_sample),
         "CPU time per sample (of serial)",
         ratio=True,
         only=lambda row: row.strategy != SERIAL,
     )
-    steps = Quantity(formats.short, lambda row: row.steps)
+    steps = Quantity(short, lambda row: row.steps)
     samples_per_s = Quantity(
-        formats.ratio, lambda row: row.result.samples_per_s if row.timed else None, "Samples/s"
+        ratio, lambda row: row.result.samples_per_s if row.timed else None, "Samples/s"
     )
     data_s = _phase("data")
     compute_s = _phase("compute")
     communicate_s = _phase("communicate", "Communication")
     hidden_s = Quantity(
-        formats.seconds,
+        seconds,
         lambda row: row.replayed.mean("overlapped") if row.replayed else None,
         "Hidden communication",
         only=lambda row: bool(row.replayed and row.replayed.mean("overlapped")),
@@ -125,10 +120,10 @@ class Times:
     other_s = _phase("other")
     evaluate_s = _phase("evaluate")
     checkpoint_s = _phase("checkpoint")
-    exchange_share = Quantity(formats.percent, _exchange_share, "Exchange share")
-    startup_s = Quantity(formats.seconds, lambda row: row.result.startup_s, "Start-up")
-    teardown_s = Quantity(formats.seconds, lambda row: row.result.teardown_s, "Teardown")
-    run_wall_s = Quantity(formats.seconds, lambda row: row.result.wall_s, of_failed=True)
+    exchange_share = Quantity(percent, _exchange_share, "Exchange share")
+    startup_s = Quantity(seconds, lambda row: row.result.startup_s, "Start-up")
+    teardown_s = Quantity(seconds, lambda row: row.result.teardown_s, "Teardown")
+    run_wall_s = Quantity(seconds, lambda row: row.result.wall_s, of_failed=True)
     elapsed_s = Quantity(
-        formats.seconds, lambda row: None if row.disturbed else row.result.elapsed_s, ratio=True, timed=True
+        seconds, lambda row: None if row.disturbed else row.result.elapsed_s, ratio=True, timed=True
     )

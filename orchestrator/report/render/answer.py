@@ -8,10 +8,12 @@ from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.metrics.clock import error_of_difference
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.render.tables import Column, table_of
+from orchestrator.report.render.tables import Column, T, table_of, words
 from orchestrator.report.render.tree import Block, Box, Cell, Fold, Heading, Section, Table, texts
 from orchestrator.report.render.workloads import AS_STATED, WorkloadNames, workload_names
 from orchestrator.report.verdict import Option, Verdict
+
+NO_OPTION = Option("none", "", ABSENT, ABSENT, ABSENT, ABSENT, ABSENT)
 
 
 def verdict_section(comparison: Comparison, found: Sequence[Verdict], disturbed: str) -> Section:
@@ -57,12 +59,10 @@ def _options(verdict: Verdict, view: WorkloadView) -> Table:
     options = verdict.options
     stepwise = len({each.samples for each in options}) > 1
     own_seeds = len({each.seeds for each in options}) > 1
-    cluster = view.clock == "cluster"
-    time = (
-        "Time to target" if view.workload.target_accuracy is not None else f"{view.clock.capitalize()} time"
-    )
+    to_target = view.workload.target_accuracy is not None
+    time = "Time to target" if to_target else f"{view.clock.capitalize()} time"
 
-    def name(each: Option) -> Cell:
+    def option(each: Option) -> Cell:
         parts = [
             "reference" if each.state == "reference" else "",
             each.shape,
@@ -72,17 +72,17 @@ def _options(verdict: Verdict, view: WorkloadView) -> Table:
         ]
         return Cell(each.name, ", ".join(filter(None, parts)))
 
-    columns: dict[str, tuple[str, Callable[[Option], Cell]]] = {
-        "option": ("Option", name),
-        "chance": ("Sure", lambda each: Cell(each.chance)),
-        "accuracy": ("Accuracy", lambda each: _mean(each.accuracy)),
-        "difference": ("Accuracy to serial", lambda each: _mean(each.difference)),
-        "time": (time, lambda each: _mean(each.time)),
-        "speedup": ("Speedup", lambda each: _mean(each.speedup)),
-        "sent": ("Sent per rank", lambda each: Cell(each.sent)),
-        "seeds": ("Seeds", lambda each: Cell(str(each.seeds) if own_seeds else ABSENT)),
-    }
-    error = f" and of {error_of_difference(view):.1%} in cluster time" if cluster else ""
+    columns = [
+        Column("option", "Option", option, number=False),
+        _means("chance", "Sure", lambda each: each.chance),
+        _means("accuracy", "Accuracy", lambda each: each.accuracy),
+        _means("difference", "Accuracy to serial", lambda each: each.difference),
+        _means("time", time, lambda each: each.time),
+        _means("speedup", "Speedup", lambda each: each.speedup),
+        _means("sent", "Sent per rank", lambda each: each.sent),
+        _means("seeds", "Seeds", lambda each: str(each.seeds) if own_seeds else ABSENT),
+    ]
+    error = f" and of {error_of_difference(view):.1%} in cluster time" if view.clock == "cluster" else ""
     caption = (
         "Means with 95% intervals over seeds; times and speedups also have errors of "
         f"{BETWEEN_SESSIONS:.1%} between sessions{error}. Where a finding compares with serial, the "
@@ -90,36 +90,25 @@ def _options(verdict: Verdict, view: WorkloadView) -> Table:
     )
     if any(option.chance != ABSENT for option in options):
         caption += f" Sure: the probability that no option is {verdict.better}."
-    table = table_of(
-        caption,
-        [Column(key, *column, number=key != "option") for key, column in columns.items()],
-        options,
-        kind_of=lambda each: each.state,
-        most=len(columns),
-    )
+    table = table_of(caption, columns, options, kind_of=lambda each: each.state, most=len(columns))
     return table._replace(kind="options", label=f"Options, {verdict.workload.label}")
 
 
 def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
-    def first(
-        key: str, title: str, cell: Callable[[Verdict, Option], Cell], none: str = ABSENT
-    ) -> Column[Verdict]:
-        return Column(
-            key, title, lambda of: cell(of, _first(of)) if of.options else Cell(none), none == ABSENT
-        )
+    def option(of: Verdict) -> Cell:
+        first, sure = _first(of), of.shown or ("decided" if of.decided else "undecided")
+        return Cell(f"{first.name}, {first.shape}", sure) if of.options else Cell(first.name)
 
-    columns = [
-        Column[Verdict]("workload", "Workload", lambda each: Cell(names.of(each.workload)), number=False),
-        first(
-            "option", "First option", lambda of, each: Cell(f"{each.name}, {each.shape}", _sure(of)), "none"
-        ),
-        first(
-            "accuracy",
-            "Accuracy",
-            lambda _, each: _mean(each.accuracy)._replace(detail=each.difference.strip(ABSENT)),
-        ),
-        first("time", "Time", lambda _, each: _mean(each.time)),
-        first("speedup", "Speedup", lambda _, each: _mean(each.speedup)),
+    def accuracy(of: Verdict) -> Cell:
+        first = _first(of)
+        return _mean(first.accuracy)._replace(detail=first.difference.strip(ABSENT))
+
+    columns: list[Column[Verdict]] = [
+        words("workload", "Workload", lambda each: names.of(each.workload)),
+        Column("option", "First option", option, number=False),
+        Column("accuracy", "Accuracy", accuracy),
+        _means("time", "Time", lambda each: _first(each).time),
+        _means("speedup", "Speedup", lambda each: _first(each).speedup),
     ]
     label = "The first option of each workload"
     caption = (
@@ -131,11 +120,12 @@ def _first_options(found: Sequence[Verdict], names: WorkloadNames) -> Table:
 
 def _first(verdict: Verdict) -> Option:
     """The option that the headline names first."""
-    return next((each for each in verdict.options if each.first), verdict.options[0])
+    return next((each for each in verdict.options if each.first), [*verdict.options, NO_OPTION][0])
 
 
-def _sure(verdict: Verdict) -> str:
-    return verdict.shown or ("decided" if verdict.decided else "undecided")
+def _means(key: str, title: str, text: Callable[[T], str]) -> Column[T]:
+    """A column of texts that are means, or other numbers."""
+    return Column(key, title, lambda item: _mean(text(item)))
 
 
 def _mean(text: str) -> Cell:

@@ -51,10 +51,10 @@ def _dictionary() -> dict[str, list[Entry]]:
     """The columns of each file."""
     found: dict[str, list[Entry]] = {}
     text = (Path(__file__).parent / "columns.csv").read_text(encoding="utf-8")
-    for file, column, unit, meaning, empty in [*csv.reader(text.splitlines())][1:]:
-        meaning = meaning or RunSpec.model_fields[column].description or ""
-        empty = empty.format(seeds=MIN_SEEDS, compared_seeds=COMPARED_SEEDS)
-        found.setdefault(file, []).append(Entry(file, column, unit, meaning, empty))
+    for entry in (Entry(**line) for line in csv.DictReader(text.splitlines())):
+        meaning = entry.meaning or RunSpec.model_fields[entry.column].description or ""
+        empty = entry.empty.format(seeds=MIN_SEEDS, compared_seeds=COMPARED_SEEDS)
+        found.setdefault(entry.file, []).append(entry._replace(meaning=meaning, empty=empty))
     return found
 
 
@@ -71,7 +71,16 @@ def column_lines() -> Lines:
 
 def result_lines(comparison: Comparison) -> Lines:
     """results.csv: one line per run. Failed and unusable ones have a cause, pending ones only a key."""
-    return RESULTS, _results(comparison)
+    rows = {row.key: row for row in comparison.rows}
+    values = {name: _of_run(name) for name in RESULTS}
+
+    def line(key: str) -> dict[str, Value]:
+        if (row := rows.get(key)) is None:
+            why = comparison.unusable.get(key)
+            return {"key": key, "status": "unusable" if why else "pending", "cause": why}
+        return {name: of(row.wall if at < CLOCK else row) for at, (name, of) in enumerate(values.items())}
+
+    return RESULTS, map(line, comparison.record.keys)
 
 
 def summary_lines(comparison: Comparison, claims: Claims | None = None) -> Lines:
@@ -87,18 +96,6 @@ def epoch_lines(comparison: Comparison) -> Lines:
     return EPOCHS, (line for row in comparison.rows if row.ok for line in _epochs(row.wall))
 
 
-def _results(comparison: Comparison) -> Iterator[dict[str, Value]]:
-    rows = {row.key: row for row in comparison.rows}
-    values = {name: _of_run(name) for name in RESULTS}
-    for key in comparison.record.keys:
-        if (row := rows.get(key)) is None:
-            why = comparison.unusable.get(key)
-            yield {"key": key, "status": "unusable" if why else "pending", "cause": why}
-        else:
-            wall = row.wall
-            yield {name: of(wall if at < CLOCK else row) for at, (name, of) in enumerate(values.items())}
-
-
 def _of_run(name: str) -> OfRun:
     """What a column of results.csv holds: a quantity, a field of the sweep file, or something else."""
     if name in _OF_RUN:
@@ -110,12 +107,6 @@ def _of_run(name: str) -> OfRun:
     if (replayed := QUANTITIES.get(name.removeprefix("cluster_"))) is not None:
         return lambda row: replayed.of(row.cluster) if row.cluster else None
     return lambda row: getattr(row.run, name)
-
-
-def _node_speed(row: Row) -> Value:
-    """The speeds of the nodes, separated by spaces; None if all are equal."""
-    run = row.run
-    return " ".join(f"{speed:g}" for speed in run.node_speeds) if run.slower_nodes else None
 
 
 _OF_RUN: dict[str, OfRun] = {
@@ -131,7 +122,9 @@ _OF_RUN: dict[str, OfRun] = {
     "image": lambda row: row.result.environment.get("image"),
     "link": lambda row: row.link_label or None,
     "split_points": lambda row: " ".join(row.split_points) or None,
-    "node_speed": _node_speed,
+    "node_speed": lambda row: (
+        " ".join(f"{speed:g}" for speed in row.run.node_speeds or ()) if row.run.slower_nodes else None
+    ),
     "target_reached": target_reached,
     "vary": lambda row: " ".join(row.run.vary),
     "faults": lambda row: row.faults_label or None,

@@ -17,10 +17,9 @@ from orchestrator.report.figures.vega import inline, packed
 from orchestrator.report.plots import Plot
 from orchestrator.report.render.summary import HOW_TO_OPEN
 from orchestrator.report.render.terms import Terms
-from orchestrator.report.render.tree import Drawing, Page
+from orchestrator.report.render.tree import Page
 from orchestrator.report.renderer import Drawings
 
-SOURCES = Path(__file__).parent
 PLAIN = Drawings((), "")  # a page without figures, which needs no scripts
 
 
@@ -29,9 +28,9 @@ def render(page: Page, plots: Sequence[Plot] = (), drawings: Drawings = PLAIN) -
 
     drawings: the drawings of the plots, in their order.
     """
-    terms = Terms()
+    sources, terms = Path(__file__).parent, Terms()
     environment = Environment(
-        loader=FileSystemLoader(SOURCES),
+        loader=FileSystemLoader(sources),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -47,29 +46,18 @@ def render(page: Page, plots: Sequence[Plot] = (), drawings: Drawings = PLAIN) -
         }
         for plot in plots
     }
+    data = json.dumps({"config": config(), "figures": figures}, ensure_ascii=False, allow_nan=False)
     light, dark = css_variables()
-
-    def svg(figure: Drawing) -> Markup:
-        return Markup(inline(svgs[figure.name], str(escape(figure.alt))))
-
     return environment.get_template("page.html.j2").render(
         page=page,
         scripted=drawings is not PLAIN,
         begin_terms=terms.begin,
-        svg=svg,
+        svg=lambda figure: Markup(inline(svgs[figure.plot.name], str(escape(figure.alt)))),
         how_to_open=HOW_TO_OPEN,
         light=Markup(light),
         dark=Markup(dark),
-        figures=Markup(packed(_json({"config": config(), "figures": figures}))),
-        style=_source("report.css"),
-        script=_source("page.js"),
+        style=Markup((sources / "report.css").read_text(encoding="utf-8")),
+        figures=Markup(packed(data)),
         library=Markup(drawings.library),
+        script=Markup((sources / "page.js").read_text(encoding="utf-8")),
     )
-
-
-def _source(name: str) -> Markup:
-    return Markup((SOURCES / name).read_text(encoding="utf-8"))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from orchestrator.report.formats import count
 from orchestrator.report.render import tree
 from orchestrator.report.render.summary import HOW_TO_OPEN
 from orchestrator.report.render.tables import AT_FIRST
+from orchestrator.report.verdict import Evidence
 
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
 NAMED_BY = 2  # columns that say what a line of a table is about
@@ -31,43 +31,39 @@ def render(page: tree.Page) -> str:
 
 def _written(blocks: Sequence[tree.Block]) -> Iterator[str]:
     for block in blocks:
-        yield from filter(None, _WRITERS[type(block)](block))
+        yield from filter(None, _paragraphs(block))
 
 
-def _heading(block: tree.Heading) -> Iterator[str]:
-    yield f"### {plain(block.text)}"
-
-
-def _text(block: tree.Text) -> Iterator[str]:
-    text = _BLOCK_MARKER.sub(r"\1\\\2", _line(block.parts))
-    yield f"**{text}**" if block.kind.startswith("headline") else text
-
-
-def _fold(block: tree.Fold) -> Iterator[str]:
-    yield _folded(block.title, _written(block.blocks))
-
-
-def _box(block: tree.Box) -> Iterator[str]:
-    return _written(block.blocks)
-
-
-def _only(block: tree.Only) -> Iterator[str]:
-    return _written(block.blocks if block.writer == "markdown" else ())
-
-
-def _items(block: tree.Items) -> Iterator[str]:
-    yield "\n".join(
-        f"- {_line(item.parts)}" + (f" {_code(item.more.title)}" if item.more else "")
-        for item in block.items
-    )
-
-
-def _facts(block: tree.Facts) -> Iterator[str]:
-    yield "\n".join(f"- {plain(fact.name)}: {plain(fact.text)}" for fact in block.facts)
-
-
-def _findings(block: tree.Findings) -> Iterator[str]:
-    yield "\n".join(_finding(topic, said) for topic, of in block.topics.items() for said in of)
+def _paragraphs(block: tree.Block) -> Iterator[str]:
+    match block:
+        case tree.Heading():
+            yield f"### {plain(block.text)}"
+        case tree.Text():
+            text = _paragraph(*block.parts)
+            yield f"**{text}**" if block.kind.startswith("headline") else text
+        case tree.Fold():
+            yield _folded(block.title, _written(block.blocks))
+        case tree.Box() | tree.Only(writer="markdown"):
+            yield from _written(block.blocks)
+        case tree.Items():
+            folded = [f" {_code(item.more.title)}" if item.more else "" for item in block.items]
+            items = zip(block.items, folded, strict=True)
+            yield "\n".join(f"- {_line(item.parts)}{more}" for item, more in items)
+        case tree.Facts():
+            yield "\n".join(f"- {plain(fact.name)}: {plain(fact.text)}" for fact in block.facts)
+        case tree.Findings():
+            yield "\n".join(_finding(topic, said) for topic, of in block.topics.items() for said in of)
+        case tree.Marks():
+            yield _paragraph(block.summary)
+            yield "\n".join(map(_mark, block.lines))
+        case tree.Drawing():
+            yield from _drawing(block)
+        case tree.Table():
+            yield from _table(block)
+        case tree.Only():
+            pass  # which the page shows
+        case _:
+            raise TypeError(f"report.md has no form for {block}")
 
 
 def _finding(topic: str, said: tree.Said) -> str:
@@ -79,20 +75,17 @@ def _finding(topic: str, said: tree.Said) -> str:
     return f"- {target}**{topic}**: {plain(said.text)}{runs}"
 
 
-def _marks(block: tree.Marks) -> Iterator[str]:
-    yield _paragraph(block.summary)
-    yield "\n".join(
-        f"- {line.mark if line.ok is not False else '**!**'} **{plain(line.topic)}** {plain(line.text)}"
-        + (f" ([more](#{line.anchor}))" if line.anchor else "")
-        for line in block.lines
-    )
+def _mark(line: Evidence) -> str:
+    mark = "**!**" if line.ok is False else line.mark
+    more = f" ([more](#{line.anchor}))" if line.anchor else ""
+    return f"- {mark} **{plain(line.topic)}** {plain(line.text)}{more}"
 
 
 def _drawing(block: tree.Drawing) -> Iterator[str]:
-    title, sentence = plain(block.title), plain(block.sentence)
-    yield f"**{title}**" + (f" – {sentence}" if sentence else "")
-    yield f"![{title}](plots/{block.name}.svg)"
-    links = [f"- [{plain(timeline.name)}]({timeline.link})" for timeline in block.timelines]
+    plot, title = block.plot, plain(block.plot.heading)
+    yield f"**{title}**" + (f" – {plain(block.sentence)}" if block.sentence else "")
+    yield f"![{title}](plots/{plot.name}.svg)"
+    links = [f"- [{plain(timeline.name)}]({timeline.link})" for timeline in plot.timelines]
     if notes := [*filter(None, [_paragraph(block.notes), HOW_TO_OPEN * bool(links), "\n".join(links)])]:
         yield _folded("About this figure", notes)
 
@@ -125,22 +118,7 @@ def _cell(cell: tree.Cell) -> str:
     return plain(cell.text) + (f" ({plain(detail)})" if detail else "")
 
 
-_WRITERS: dict[type, Callable[[Any], Iterator[str]]] = {
-    tree.Heading: _heading,
-    tree.Text: _text,
-    tree.Fold: _fold,
-    tree.Box: _box,
-    tree.Only: _only,
-    tree.Items: _items,
-    tree.Facts: _facts,
-    tree.Findings: _findings,
-    tree.Marks: _marks,
-    tree.Drawing: _drawing,
-    tree.Table: _table,
-}
-
-
-def _folded(title: str, content: Sequence[str] | Iterator[str]) -> str:
+def _folded(title: str, content: Iterable[str]) -> str:
     """Content that opens at a click. title: without markup, since HTML stands around it.
 
     Markdown inside begins after an empty line.
@@ -149,7 +127,7 @@ def _folded(title: str, content: Sequence[str] | Iterator[str]) -> str:
 
 
 def _line(parts: tree.Inline) -> str:
-    """Parts as one line. Swatches have no text."""
+    """Parts as one line, with markup in texts escaped. Swatches have no text."""
     written = ""
     for part in parts:
         if isinstance(part, str):
@@ -170,9 +148,9 @@ def _code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Text from a file as one line, with markup escaped."""
-    return " ".join(text.split("\n")).translate(_ESCAPES).strip()
+    return _line([text])
 
 
-def _paragraph(text: str) -> str:
-    """Like `plain`, at the start of a block."""
-    return _BLOCK_MARKER.sub(r"\1\\\2", plain(text))
+def _paragraph(*parts: str | tree.Span) -> str:
+    """A line at the start of a block."""
+    return _BLOCK_MARKER.sub(r"\1\\\2", _line(parts))

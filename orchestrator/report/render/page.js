@@ -10,26 +10,18 @@
   const tools = document.getElementById("tools");
   const chips = tools ? all("button[data-series]", tools) : [];
   const selects = tools ? all("select[data-filter]", tools) : [];
-  const view = { hide: new Set(), selected: {}, at: "" };
+  const nothing = () => Object.fromEntries(selects.map((select) => [select.dataset.filter, ""]));
+  const view = { hide: new Set(), selected: nothing(), at: "" };
 
-  /** The id in the fragment, or an empty string. A fragment may also be a view, such as `nodes=4`. */
-  function fragmentId() {
-    try {
-      const id = decodeURIComponent(location.hash.slice(1));
-      return document.getElementById(id) ? id : "";
-    } catch {
-      return "";
-    }
-  }
-
-  /** Takes the view from the fragment. A fragment that is an id leaves the view as it is. */
+  /** Takes the view from the fragment, such as `nodes=4`. A fragment that is an id leaves the view as it is. */
   function readFragment() {
-    const id = fragmentId();
-    if (id) {
+    const fragment = location.hash.slice(1);
+    const id = new URLSearchParams(`id=${fragment}`).get("id");
+    if (document.getElementById(id)) {
       view.at = id;
       return;
     }
-    const given = new URLSearchParams(location.hash.slice(1));
+    const given = new URLSearchParams(fragment);
     view.hide = new Set(given.getAll("hide").filter((name) => chips.some((chip) => chip.dataset.series === name)));
     view.at = given.get("at") ?? "";
     for (const select of selects) {
@@ -97,7 +89,7 @@
     });
     tools.querySelector(".reset").addEventListener("click", () => {
       view.hide.clear();
-      for (const select of selects) view.selected[select.dataset.filter] = "";
+      view.selected = nothing();
       changeView();
     });
   }
@@ -138,7 +130,7 @@
   /** The views of a specification, at any depth. */
   function* views(spec) {
     yield spec;
-    for (const list of ["layer", "hconcat", "vconcat", "concat"]) for (const inner of spec[list] ?? []) yield* views(inner);
+    for (const list of ["layer", "hconcat", "concat"]) for (const inner of spec[list] ?? []) yield* views(inner);
     if (spec.spec) yield* views(spec.spec);
   }
 
@@ -147,26 +139,16 @@
     [...views(spec)].map((inner) => inner.encoding?.[axis])
       .filter((channel) => channel?.type === "quantitative" && channel.scale !== null);
 
-  const isLog = (spec, axis) => channels(spec, axis).some((channel) => channel.scale?.type === "log");
-
-  /** Makes an axis linear or logarithmic. The figure may name the domain of each. */
+  /** Makes an axis linear or logarithmic. The figure has the domain of each. */
   function setScale(spec, axis, type) {
-    const domain = spec.usermeta?.domains?.[type];
     for (const channel of channels(spec, axis)) {
-      channel.scale = { ...channel.scale, type };
+      channel.scale = { ...channel.scale, type, domain: spec.usermeta.domains[type] };
       if (type === "log") delete channel.scale.zero;
-      if (domain) channel.scale.domain = domain;
-      else if (type === "log" && channel.scale.domain?.some?.((end) => end <= 0)) delete channel.scale.domain;
     }
   }
 
   /** Whether a figure takes the width of its place: a single view does. Others keep theirs, and their place scrolls. */
-  function fits(spec) {
-    const single = !["hconcat", "vconcat", "concat", "facet", "repeat", "spec"].some((name) => name in spec);
-    const encodings = [...views(spec)].map((inner) => inner.encoding ?? {});
-    const faceted = encodings.some((encoding) => ["row", "column", "facet"].some((name) => name in encoding));
-    return single && !faceted && typeof spec.width === "number";
-  }
+  const fits = (spec) => typeof spec.width === "number";
 
   /**
    * Lets the figure take the width of its place, and at least what its text needs. The same in Vega-Lite,
@@ -201,33 +183,29 @@
 
   /** A figure of several panels with fewer of them side by side, or narrower ones; null if it cannot be narrower. */
   function narrower(spec, width, available) {
-    const few = (columns) => Math.max(1, Math.min(columns - 1, Math.floor(columns * available / width)));
-    const shrink = (panel, by) => ({ ...panel, width: Math.max(leastPanel, Math.floor(panel.width - by)) });
-    const shrinks = (panel) => typeof panel.width === "number" && panel.width > leastPanel;
-    if (spec.columns > 1) return { ...spec, columns: few(spec.columns) };
-    if (spec.facet) return shrinks(spec.spec) ? { ...spec, spec: shrink(spec.spec, width - available) } : null;
-    if (spec.concat) {
-      return spec.concat.every(shrinks) ? { ...spec, concat: spec.concat.map((panel) => shrink(panel, width - available)) } : null;
+    const { columns, hconcat, concat = spec.facet ? [spec.spec] : [] } = spec;
+    const shrunk = (panel, by) => ({ ...panel, width: Math.max(leastPanel, Math.floor(panel.width - by)) });
+    if (columns > 1) {
+      return { ...spec, columns: Math.max(1, Math.min(columns - 1, Math.floor(columns * available / width))) };
     }
-    if (spec.vconcat) {
-      const rows = spec.vconcat.map((row) => (row.hconcat ? sideBySide(row, few(row.hconcat.length)) : row));
-      return spec.vconcat.some((row) => row.hconcat) ? { ...spec, vconcat: rows } : null;
+    if (hconcat) {
+      const by = (width - available) / hconcat.length;
+      const enough = hconcat.every((panel) => panel.width - by >= leastPanel);
+      return enough ? { ...spec, hconcat: hconcat.map((panel) => shrunk(panel, by)) } : stacked(spec);
     }
-    if (!spec.hconcat) return null;
-    const by = (width - available) / spec.hconcat.length;
-    const enough = spec.hconcat.every((panel) => panel.width - by >= leastPanel);
-    return enough ? { ...spec, hconcat: spec.hconcat.map((panel) => shrink(panel, by)) } : sideBySide(spec, 1);
+    if (!concat.length || concat.some((panel) => panel.width <= leastPanel)) return null;
+    const panels = concat.map((panel) => shrunk(panel, width - available));
+    return spec.facet ? { ...spec, spec: panels[0] } : { ...spec, concat: panels };
   }
 
-  /** Panels in so many columns. The first of each row shows the labels that the first panel shows for all. */
-  function sideBySide({ hconcat, ...rest }, columns) {
+  /** Panels in one column, each with the labels that the first one shows for all. */
+  function stacked({ hconcat, ...rest }) {
     const labelled = [...views(hconcat[0])].map((inner) => inner.encoding?.y?.axis).find((axis) => axis);
-    const concat = hconcat.map((panel, at) => {
-      const copy = structuredClone(panel);
-      for (const { encoding } of views(copy)) if (labelled && at % columns === 0 && encoding?.y?.axis === null) encoding.y.axis = labelled;
-      return copy;
-    });
-    return { ...rest, concat, columns };
+    const concat = structuredClone(hconcat);
+    for (const { encoding } of concat.flatMap((panel) => [...views(panel)])) {
+      if (labelled && encoding?.y?.axis === null) encoding.y.axis = labelled;
+    }
+    return { ...rest, concat, columns: 1 };
   }
 
   function configFor(available) {
@@ -274,7 +252,7 @@
     const copy = structuredClone(spec);
     const button = figure.querySelector("button.scale");
     const type = button?.getAttribute("aria-pressed") === "true" ? "log" : "linear";
-    if (button && isLog(spec, log) !== (type === "log")) setScale(copy, log, type);
+    if (button) setScale(copy, log, type);
     const box = figure.querySelector(".drawing");
     const label = box.querySelector("[role=img]").getAttribute("aria-label");
     drawn.get(name)?.finalize();
@@ -284,9 +262,9 @@
 
   function addScaleButton(figure) {
     const { spec, log } = figures[figure.dataset.figure];
-    if (!log || !channels(spec, log).length) return;
+    if (!log) return;
     const button = create("button", { type: "button", className: "scale", textContent: "Log scale" });
-    button.setAttribute("aria-pressed", String(isLog(spec, log)));
+    button.setAttribute("aria-pressed", String(channels(spec, log).some((channel) => channel.scale?.type === "log")));
     button.addEventListener("click", () => {
       button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
       drawFigure(figure);
@@ -483,7 +461,6 @@
   setUpTerms();
   setUpRuns();
   setUpPrinting();
-  for (const select of selects) view.selected[select.dataset.filter] = "";
   readFragment();
   applyView();
   showTarget();

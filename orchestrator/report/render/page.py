@@ -12,11 +12,11 @@ from orchestrator.report.plots import Plot
 from orchestrator.report.render import tree
 from orchestrator.report.render.answer import verdict_section
 from orchestrator.report.render.appendix import environments, strategies
-from orchestrator.report.render.line_columns import PREDICTED, PUBLISHED
+from orchestrator.report.render.columns import PREDICTED, PUBLISHED
 from orchestrator.report.render.questions import question_sections
 from orchestrator.report.render.results import result_sections
 from orchestrator.report.render.runs import all_runs, missing_runs
-from orchestrator.report.render.summary import disturbance, one_line, seeds_line
+from orchestrator.report.render.summary import one_line, seeds_line
 from orchestrator.report.render.tables import table_of
 from orchestrator.report.render.terms import TERMS
 from orchestrator.report.render.tools import chips, filters
@@ -30,16 +30,14 @@ def page_of(
     comparison: Comparison, findings: Sequence[Finding], claims: Claims, plots: Sequence[Plot]
 ) -> tree.Page:
     """What a report says of a comparison. claims: decided, those of the findings."""
-    found, disturbed = verdicts(comparison, claims), disturbance(findings)
+    found = verdicts(comparison, claims)
+    # That other processes used the machine, if they did: without it, the verdict would mislead.
+    disturbed = "".join(finding.text for finding in findings if finding.kind == "disturbed")
     summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
+    marks = tree.Marks(evidence(comparison, findings), summary)
     sections = [
         verdict_section(comparison, found, disturbed),
-        tree.Section(
-            "evidence",
-            "What it rests on",
-            [tree.Marks(evidence(comparison, findings), summary)],
-            first=True,
-        ),
+        tree.Section("evidence", "What it rests on", [marks], first=True),
         *question_sections(comparison, findings, plots),
         *_predictions(comparison),
         *_published(comparison),
@@ -61,10 +59,8 @@ def page_of(
 
 def _predictions(comparison: Comparison) -> Iterator[tree.Section]:
     if predictions := comparison.predictions:
-        blocks = [
-            *tree.texts(_assumed(predictions.asked)),
-            table_of("Predictions", PREDICTED, predictions.forecasts),
-        ]
+        table = table_of("Predictions", PREDICTED, predictions.forecasts)
+        blocks = [*tree.texts(_assumed(predictions.asked)), table]
         yield tree.Section("predictions", "Predictions", blocks, listed=True)
 
 
@@ -84,20 +80,17 @@ def _published(comparison: Comparison) -> Iterator[tree.Section]:
     lines, lab = published_lines(comparison), comparison.record.lab
     if not lines and not lab:
         return
-    about = [
-        f"{lab.title}. Source: {lab.source}." if lab else "",
-        "Speedups are relative to one node of the same block."
-        if any(line.published_speedup for line in lines)
-        else "",
-        "" if lines else "The sweep file has no published figures.",
-    ]
-    blocks = tree.texts(" ".join(filter(None, about)))
-    blocks += [table_of("Published and measured", PUBLISHED, lines)] if lines else []
-    facts = [tree.Fact(name, fact) for name, fact in differences(comparison)]
+    about = [f"{lab.title}. Source: {lab.source}."] if lab else []
+    if any(line.published_speedup for line in lines):
+        about.append("Speedups are relative to one node of the same block.")
+    if not lines:
+        about.append("The sweep file has no published figures.")
+    blocks = tree.texts(" ".join(about))
     heading = "Published and measured" if lines else "The published experiment"
-    yield tree.Section(
-        "published", heading, [*blocks, *([tree.Facts(facts)] if facts else [])], listed=True
-    )
+    blocks += [table_of(heading, PUBLISHED, lines)] if lines else []
+    facts = [tree.Fact(name, fact) for name, fact in differences(comparison)]
+    blocks += [tree.Facts(facts)] if facts else []
+    yield tree.Section("published", heading, blocks, listed=True)
 
 
 def _runs(comparison: Comparison) -> Iterator[tree.Block]:

@@ -26,14 +26,14 @@ def question_sections(
         drawn = [plot for plot in plots if plot.kind.question == key]
         several = len({plot.workload for plot in drawn}) > 1
         for workload in comparison.workloads:
-            figures = [
-                _drawing(plot, comparison, findings, names.of(workload) if several else "")
-                for plot in drawn
-                if plot.workload == workload
-            ]
+            figures: list[Drawing] = []
+            for plot in (plot for plot in drawn if plot.workload == workload):
+                figure = _drawing(plot, comparison, findings, names.of(workload) if several else "")
+                repeated = any(figure.sentence == above.sentence for above in figures)
+                figures.append(figure._replace(sentence="") if repeated else figure)
             if figures:
                 blocks += [Heading(names.of(workload))] if several else []
-                blocks.append(Box("figures", _each_sentence_once(figures)))
+                blocks.append(Box("figures", figures))
         about = [each for each in findings if not each.caution and _question_of(each, plots) == key]
         if about:
             said = said_of(about, names, anchors)
@@ -68,27 +68,9 @@ def said_of(findings: Sequence[Finding], names: WorkloadNames, anchors: set[str]
     return blocks
 
 
-def _each_sentence_once(figures: Sequence[Drawing]) -> list[Drawing]:
-    """Figures of one question, without the sentence that one above has."""
-    said: set[str] = set()
-    shown = []
-    for figure in figures:
-        shown.append(figure._replace(sentence="") if figure.sentence in said else figure)
-        said.add(figure.sentence)
-    return shown
-
-
 def _drawing(plot: Plot, comparison: Comparison, findings: Sequence[Finding], workload: str) -> Drawing:
-    kind, title = plot.kind, plot.heading
-    sentence = figure_sentence(kind.shows, kind.otherwise, comparison.view(plot.workload), findings)
-    return Drawing(
-        name=plot.name,
-        title=title,
-        sentence=sentence,
-        notes=" ".join(filter(None, [kind.caption, plot.note])),
-        alt=" ".join(filter(None, [f"{title}.", sentence, plot.note])),
-        wide=plot.chart.wide,
-        timelines=plot.timelines,
-        data=figure_data(plot.chart.spec, ", ".join(filter(None, [title, workload]))),
-        workload=workload,
+    sentence = figure_sentence(
+        plot.kind.shows, plot.kind.otherwise, comparison.view(plot.workload), findings
     )
+    label = ", ".join(filter(None, [plot.heading, workload]))
+    return Drawing(plot, sentence, figure_data(plot.chart.spec, label), workload)

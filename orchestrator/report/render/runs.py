@@ -13,19 +13,18 @@ import yaml
 from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.render import tree
-from orchestrator.report.render.columns import columns_of_runs
+from orchestrator.report.render.columns import columns_of
 from orchestrator.report.render.summary import STATES
 from orchestrator.report.render.tables import AT_FIRST, table_of
-from orchestrator.results.records import RankResult
+from orchestrator.results.records import EpochPoint, RankResult
 from trainer.spec.run_spec import RunSpec
 
 BESIDE = (tree.Head("Run", number=False), tree.Head("Nodes"), tree.Head("Seed"))  # of every run
-EPOCHS = [
-    tree.Head(title) for title in ("Epoch", "Time, s", "Training loss", "Test loss", "Test accuracy, %")
-]
+EPOCHS = ("Epoch", "Time, s", "Training loss", "Test loss", "Test accuracy, %")
 FEW_RUNS = 10  # whose table is open at first
 MOST_RANKS = 8  # of more, the fastest, the mean and the slowest are shown
 # Fields that do not define the computation, and that a repetition still needs.
@@ -36,20 +35,20 @@ _ALSO = ("timeout_s", "restarts", "trace")
 def all_runs(comparison: Comparison) -> list[tree.Block]:
     """The table of runs, its notes, and each run, in the order of the sweep."""
     rows, keys = comparison.rows, comparison.record.keys
-    numbers = table_of("", columns_of_runs("runs"), rows, lambda row: [row], most=AT_FIRST - len(BESIDE))
+    runs = [Group((row,)) for row in rows]
+    numbers = table_of("", columns_of("runs"), runs, lambda run: run.rows, most=AT_FIRST - len(BESIDE))
     notes = list(dict.fromkeys(note for row in rows for note in _notes(row)))
     lines, sections = {}, {}
     for row, line in zip(rows, numbers.lines, strict=True):
         lines[row.key] = _line(row, line, notes)
         problem = "" if row.ok else STATES[row.status]
-        sections[row.key] = tree.Run(row.key, problem, line.filters, [*_about(row, comparison)])
+        sections[row.key] = _section(row.key, [*_about(row, comparison)], line.filters, problem)
     for key in comparison.pending:
         why = comparison.unusable.get(key, "")
         status = "unusable" if why else "pending"
-        link = tree.Span("link", key, f"#{quote(key)}")
-        cells = [tree.Cell(key, links=[link]), tree.Cell(""), tree.Cell(""), _cause(STATES[status], why)]
+        cells = [_link(key, key), tree.Cell(""), tree.Cell(""), _cause(STATES[status], why)]
         lines[key] = tree.Line(cells, {"status": status}, "pending")
-        sections[key] = tree.Run(key, STATES[status], {"status": status}, _cause_of(why))
+        sections[key] = _section(key, _cause_of(why), {"status": status}, STATES[status])
     noted = [tree.Head("Notes", number=False, first=False)] if notes else []
     heads = [*BESIDE, *(numbers.heads or [tree.Head("Cause")] * (not noted)), *noted]
     table = tree.Table("All runs of the sweep", heads, [lines[key] for key in keys], label="Runs")
@@ -60,6 +59,10 @@ def all_runs(comparison: Comparison) -> list[tree.Block]:
         tree.Heading("Each run", "each-run"),
         *(sections[key] for key in keys),
     ]
+
+
+def _section(key: str, blocks: Sequence[tree.Block], filters: Mapping[str, str], problem: str) -> tree.Fold:
+    return tree.Fold(key, blocks, kind="run", id=key, filters=filters, problem=problem)
 
 
 def missing_runs(comparison: Comparison) -> Iterator[tree.Item]:
@@ -95,18 +98,20 @@ def _short(value: Any) -> Any:
 
 
 def _line(row: Row, numbers: tree.Line, notes: Sequence[str]) -> tree.Line:
-    detail = "\n".join([" · ".join(filter(None, [row.partitioner_label, *row.conditions])), row.key])
-    name = tree.Cell(
-        row.series, detail.strip(), links=[tree.Span("link", row.series, f"#{quote(row.key)}")]
-    )
+    conditions = " · ".join(filter(None, [row.partitioner_label, *row.conditions]))
+    name = _link(row.series, row.key, f"{conditions}\n{row.key}".strip())
     cells = [name, tree.Cell(row.shape.short), tree.Cell(str(row.seed))]
     if not row.ok:
         return tree.Line([*cells, _cause(STATES[row.status], row.cause or "")], numbers.filters, "failed")
     own = [notes.index(note) + 1 for note in _notes(row)]
     links = [tree.Span("link", str(number), f"#note-{number}") for number in own]
-    return tree.Line(
-        [*cells, *numbers.cells, *([tree.Cell("", links=links)] if notes else [])], numbers.filters
-    )
+    noted = [tree.Cell("", links=links)] if notes else []
+    return tree.Line([*cells, *numbers.cells, *noted], numbers.filters)
+
+
+def _link(text: str, key: str, detail: str = "") -> tree.Cell:
+    """A cell with a link to a run."""
+    return tree.Cell(text, detail, links=[tree.Span("link", text, f"#{quote(key)}")])
 
 
 def _cause(status: str, why: str) -> tree.Cell:
@@ -122,27 +127,15 @@ def _about(row: Row, comparison: Comparison) -> Iterator[tree.Block]:
     clock = row.clock if row.timed else "wall"
     if epochs := [point for point in row.result.epochs if point.rank == row.result.epochs[0].rank]:
         yield tree.Box("curves", ())
-        lines = [
-            _numbers(  # plain ones, which the page draws
-                str(point.epoch),
-                f"{point.train_s:.4g}",
-                formats.ABSENT if point.loss is None else f"{point.loss:.4g}",
-                f"{point.test_loss:.4g}",
-                f"{100 * point.accuracy:.4g}",
-            )
-            for point in epochs
-        ]
         caption = f"After each epoch, in {clock} time"
-        yield tree.Table(caption, EPOCHS, lines, "epochs", f"{caption}, {row.key}")
+        yield _numbers(caption, EPOCHS, [_epoch(point) for point in epochs], "epochs", row)
     if ranks := _seconds(row.result.ranks):
         phases = list(dict.fromkeys(phase for rank in row.result.ranks for phase in rank.seconds))
         lines = [
-            _numbers(name, *(formats.significant(seconds.get(phase, 0.0)) for phase in phases))
+            [name, *(formats.significant(seconds.get(phase, 0.0)) for phase in phases)]
             for name, seconds in ranks.items()
         ]
-        caption = f"Seconds by phase, in {clock} time"
-        heads = [tree.Head("Rank"), *map(tree.Head, phases)]
-        yield tree.Table(caption, heads, lines, "phases", f"{caption}, {row.key}")
+        yield _numbers(f"Seconds by phase, in {clock} time", ["Rank", *phases], lines, "phases", row)
     for name, text in (("Certificate", _certificate(row)), *(("Note", flag) for flag in row.result.flags)):
         if text:
             yield tree.Text([tree.Span("strong", name), f" {text}"])
@@ -154,8 +147,17 @@ def _about(row: Row, comparison: Comparison) -> Iterator[tree.Block]:
     yield tree.Text([tree.Span("strong", "Files"), " ", *files[1:]])
 
 
-def _numbers(*texts: str) -> tree.Line:
-    return tree.Line([*map(tree.Cell, texts)])
+def _numbers(
+    caption: str, heads: Sequence[str], lines: Sequence[Sequence[str]], kind: str, row: Row
+) -> tree.Table:
+    written = [tree.Line([*map(tree.Cell, line)]) for line in lines]
+    return tree.Table(caption, [*map(tree.Head, heads)], written, kind, f"{caption}, {row.key}")
+
+
+def _epoch(point: EpochPoint) -> list[str]:
+    """Plain numbers, which the page draws."""
+    values = (point.train_s, point.loss, point.test_loss, 100 * point.accuracy)
+    return [str(point.epoch), *(formats.ABSENT if value is None else f"{value:.4g}" for value in values)]
 
 
 def _seconds(ranks: Sequence[RankResult]) -> Mapping[str, Mapping[str, float]]:

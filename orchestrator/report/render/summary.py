@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, listed
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.locations import describe_nodes
@@ -47,34 +45,22 @@ def one_line(comparison: Comparison) -> str:
     return ". ".join(parts) + "."
 
 
-def disturbance(findings: Sequence[Finding]) -> str:
-    """That other processes used the machine, if they did: without it, the verdict would mislead."""
-    return "".join(finding.text for finding in findings if finding.kind == "disturbed")
-
-
 def seeds_line(comparison: Comparison) -> str:
     """`Seeds vary initial weights, partition and order of samples.`; empty without training runs.
 
     It says so if no configuration has enough seeds for a claim.
     """
-    return " ".join(filter(None, [_varied(comparison), _too_few(comparison)]))
-
-
-def _too_few(comparison: Comparison) -> str:
-    seeds = [len(group.ok_rows) for group in comparison.groups if group.first.trains]
-    if not seeds or max(seeds) >= MIN_SEEDS:
-        return ""
-    return f"No configuration has {MIN_SEEDS} seeds, so this report claims no differences."
-
-
-def _varied(comparison: Comparison) -> str:
     varied = {workload.vary for workload in comparison.workloads}
-    if len(varied) > 1:
-        return "What seeds vary depends on the workload; its heading says what."
-    return "".join(
+    parts = [
         f"Seeds vary {listed([VARIED[source] for source in vary]) if vary else 'nothing'}."
         for vary in varied
-    )
+    ]
+    if len(varied) > 1:
+        parts = ["What seeds vary depends on the workload; its heading says what."]
+    seeds = [len(group.ok_rows) for group in comparison.groups if group.first.trains]
+    if seeds and max(seeds) < MIN_SEEDS:
+        parts.append(f"No configuration has {MIN_SEEDS} seeds, so this report claims no differences.")
+    return " ".join(parts)
 
 
 def _when(began: float, ended: float) -> str:

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from orchestrator.report.formats import ABSENT
-from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Clock, Row
-from orchestrator.report.render.order import ORDER
 from orchestrator.report.render.tree import Cell, Head, Line, Table
-from orchestrator.report.statistics.spread import Spread
 
-S = TypeVar("S")
 T = TypeVar("T")
+Write = Callable[[float], str]
 
 AT_FIRST = 6  # columns of a table
+# Those that the page shows first, the most important first. A button shows the others.
+FIRST = """
+    workload strategy nodes block runs faults time_s_published time_s_measured accuracy_published
+    accuracy_measured time_to_target_s cluster_s speedup accuracy bytes_sent_per_rank wall_s
+    coverage overlap samples verified step_s state_bytes_per_rank_max activation_bytes_per_rank_max
+    bubble_share extra_time accuracy_difference missing container_sent_bytes_mean
+    container_cpu_s_mean container_throttled_s_max container_memory_peak_mib_max peak_memory_mib
+"""
 
 
 @dataclass(frozen=True)
@@ -33,19 +38,26 @@ class Column(Generic[T]):
     number: bool = True
     shown_for: Callable[[Sequence[T]], bool] = bool
 
-    def of(self, part: Callable[[S], T]) -> Column[S]:
-        """The same column of items that have such a part."""
-        return Column(self.key, self.title, lambda item: self.cell(part(item)), self.number)
+
+def words(key: str, title: str, text: Callable[[T], str]) -> Column[T]:
+    """A column of texts."""
+    return Column(key, title, lambda item: Cell(text(item)), number=False)
 
 
-def mean_and_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
-    """The mean, with the range over seeds as detail."""
-    return Cell(ABSENT) if spread is None else Cell.of(spread.mean, write, range_beside(spread, write))
+def numbers(
+    key: str,
+    title: str,
+    read: Callable[[T], float | None],
+    write: Write,
+    detail: Callable[[T], str] = lambda _: "",
+) -> Column[T]:
+    """A column of numbers. detail: the small print below each."""
 
+    def cell(item: T) -> Cell:
+        value = read(item)
+        return Cell(ABSENT) if value is None else Cell(write(value), detail(item), value)
 
-def range_beside(spread: Spread, write: Callable[[float], str]) -> str:
-    """The range over seeds; empty if it is written like the mean."""
-    return "" if (written := spread.range(write)) == write(spread.mean) else written
+    return Column(key, title, cell)
 
 
 def table_of(
@@ -65,41 +77,21 @@ def table_of(
         clock: the clock of the speedups.
         most: how many columns the page shows at first.
     """
-    cells = [[column.cell(item) for item in items] for column in columns]
-    shown = [
-        (column, found)
-        for column, found in zip(columns, cells, strict=True)
-        if any(cell.text != ABSENT for cell in found) and column.shown_for(items)
+    cells = {column: [column.cell(item) for item in items] for column in columns if column.shown_for(items)}
+    shown = [column for column, found in cells.items() if any(cell.text != ABSENT for cell in found)]
+    first = _first([column.key for column in shown], most, clock)
+    heads = [Head(column.title, column.number, column.key in first, column.key) for column in shown]
+    lines = [
+        Line([cells[column][at] for column in shown], filters_of(rows_of(item)), kind_of(item))
+        for at, item in enumerate(items)
     ]
-    first = _first([column.key for column, _ in shown], most, clock)
-    by_line = zip(*(found for _, found in shown), strict=True) if shown else [()] * len(items)
-    return Table(
-        caption,
-        [Head(column.title, column.number, column.key in first, column.key) for column, _ in shown],
-        [
-            Line(line, filters_of(rows_of(item)), kind_of(item))
-            for item, line in zip(items, by_line, strict=True)
-        ],
-    )
-
-
-def table_of_groups(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table:
-    """The table of these configurations."""
-    clock = groups[0].first.clock if groups else "cluster"
-    return table_of(
-        caption,
-        columns,
-        groups,
-        lambda group: group.rows,
-        lambda group: "" if group.ok else "failed",
-        clock,
-    )
+    return Table(caption, heads, lines)
 
 
 def _first(keys: Sequence[str], most: int, clock: Clock) -> set[str]:
     """The keys of at most `most` columns to show first."""
     times = {"cluster_s": "wall_s", "wall_s": "cluster_s"} if clock == "wall" else {}
-    important = [shown for key in ORDER["first"] if (shown := times.get(key, key)) in keys]
+    important = [shown for key in FIRST.split() if (shown := times.get(key, key)) in keys]
     return {*[*important, *(key for key in keys if key not in important)][:most]}
 
 

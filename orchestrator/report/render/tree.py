@@ -5,11 +5,10 @@ Texts are plain here: only writers escape them, and mark the terms in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from orchestrator.report.formats import ABSENT
-from orchestrator.report.model.timelines import Timeline
+from orchestrator.report.plots import Plot
 from orchestrator.report.verdict import Evidence
 
 
@@ -36,11 +35,6 @@ class Cell(NamedTuple):
     value: float | None = None
     kind: str = ""
     links: Sequence[Span] = ()
-
-    @classmethod
-    def of(cls, value: float | None, write: Callable[[float], str], detail: str = "") -> Cell:
-        """A number; an absent one as a dash."""
-        return cls(ABSENT) if value is None else cls(write(value), detail, value)
 
 
 class Head(NamedTuple):
@@ -105,12 +99,15 @@ class Source(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Blocks that open at a click. kind: a CSS class."""
+    """Blocks that open at a click. kind: a CSS class. filters: see Line. problem: stands by the title."""
 
     title: str
     blocks: Sequence[Block]
     open: bool = False
     kind: str = ""
+    id: str = ""
+    filters: Mapping[str, str] = {}
+    problem: str = ""
 
 
 class Box(NamedTuple):
@@ -180,35 +177,25 @@ class Marks(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure.
+    """A figure. sentence: what it shows, or empty. data: its numbers. workload: empty if there is one."""
 
-    sentence: what it shows; may be empty. notes: what a reader must know to read it. alt: text for screen
-    readers. timelines: those whose files are linked. data: its numbers. workload: empty if there is one.
-    """
-
-    name: str
-    title: str
+    plot: Plot
     sentence: str
-    notes: str
-    alt: str
-    wide: bool
-    timelines: Sequence[Timeline]
     data: Sequence[Block]
     workload: str = ""
 
+    @property
+    def notes(self) -> str:
+        """What a reader must know to read it."""
+        return " ".join(filter(None, [self.plot.kind.caption, self.plot.note]))
 
-class Run(NamedTuple):
-    """All about a run. problem: its status, unless that is ok."""
-
-    key: str
-    problem: str
-    filters: Mapping[str, str]
-    blocks: Sequence[Block]
+    @property
+    def alt(self) -> str:
+        """The text for screen readers."""
+        return " ".join(filter(None, [f"{self.plot.heading}.", self.sentence, self.plot.note]))
 
 
-Block = (
-    Table | Heading | Text | Source | Fold | Box | Only | Items | Facts | Findings | Marks | Drawing | Run
-)
+Block = Table | Heading | Text | Source | Fold | Box | Only | Items | Facts | Findings | Marks | Drawing
 
 
 class Section(NamedTuple):

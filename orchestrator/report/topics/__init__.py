@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 from orchestrator.report.findings.base import QUESTIONS, Finding
 from orchestrator.report.findings.decide import Claims, decide
 from orchestrator.report.metrics.estimates import clock_errors
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.topics import (
-    accuracy,
-    asked,
-    bubbles,
-    choice,
-    clock,
-    common_seeds,
-    conditions,
-    exchange,
-    faults,
-    links,
-    many_nodes,
-    memory,
-    noise_scale,
-    partitioners,
-    predicted,
-    published,
-    runs,
-    samples,
-    speed,
-    split_points,
-    stragglers,
-    target,
-    textbook_optimizers,
-)
-from orchestrator.report.topics.topic import Started
+from orchestrator.report.model.groups import grouped
+from orchestrator.report.topics.topic import Started, Topic
 
-TOPICS = (
-    asked.TOPIC,
-    published.TOPIC,
-    textbook_optimizers.TOPIC,
-    links.TOPIC,
-    choice.TOPIC,
-    accuracy.TOPIC,
-    common_seeds.TOPIC,
-    partitioners.TOPIC,
-    target.TOPIC,
-    noise_scale.TOPIC,
-    many_nodes.TOPIC,
-    predicted.TOPIC,
-    speed.TOPIC,
-    exchange.TOPIC,
-    stragglers.TOPIC,
-    memory.TOPIC,
-    bubbles.TOPIC,
-    split_points.TOPIC,
-    samples.TOPIC,
-    conditions.TOPIC,
-    clock.TOPIC,
-    runs.TOPIC,
-    faults.TOPIC,
-)
+ORDER = """
+asked published textbook_optimizers links choice accuracy common_seeds partitioners target noise_scale
+many_nodes predicted speed exchange stragglers memory bubbles split_points samples conditions clock runs
+faults
+"""
+TOPICS: list[Topic] = [import_module(f"{__name__}.{name}").TOPIC for name in ORDER.split()]
 FIGURES = {kind.name: kind for topic in TOPICS for kind in topic.figures}
 
 
@@ -107,21 +65,14 @@ def concluded(comparison: Comparison) -> tuple[Claims, list[Finding]]:
 
 def find(comparison: Comparison) -> list[Finding]:
     """All findings, in the order of the questions that they answer, cautions last."""
-    _, findings = concluded(comparison)
-    return findings
+    return concluded(comparison)[1]
 
 
-def _merged(found: list[Finding], workloads: int) -> list[Finding]:
-    """Merge findings that have the same text for every workload."""
-    same_text: dict[object, list[Finding]] = {}
-    for finding in found:
-        key = (finding.kind, finding.text) if finding.workload else id(finding)
-        same_text.setdefault(key, []).append(finding)
-    merged = []
-    for same in same_text.values():
+def _merged(found: Sequence[Finding], workloads: int) -> Iterator[Finding]:
+    """The findings, those with the same text for every workload as one."""
+    alike = grouped(found, lambda each: (each.kind, each.text) if each.workload else id(each))
+    for same in alike.values():
         if workloads > 1 and len(same) == workloads:
-            rows = tuple(row for finding in same for row in finding.rows)
-            merged.append(replace(same[0], workload=None, rows=rows))
+            yield replace(same[0], workload=None, rows=tuple(row for each in same for row in each.rows))
         else:
-            merged += same
-    return merged
+            yield from same

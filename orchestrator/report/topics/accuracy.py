@@ -9,7 +9,7 @@ from orchestrator.report.figures.dots import strategies_at_a_glance
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Ask, Compared, compared_data
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -21,57 +21,61 @@ from orchestrator.report.topics.topic import Findings, Topic
 LABELLED = (*LR_SCHEDULE_FIELDS, *SURVIVAL, "lr", "accumulate", "recompute", "debug")  # beside parameters
 
 
-def _ranked(groups: Sequence[Group]) -> list[Group]:
-    """Groups by accuracy, the best first; without runs that ended at a target accuracy."""
+def whole(groups: Sequence[Group]) -> list[Group]:
+    """Those with an accuracy that no target accuracy ended."""
     known = [group for group in groups if Q.accuracy.sample(group)]
-    whole = [group for group in known if not any(map(target_reached, group.ok_rows))]
-    return sorted(whole, key=lambda group: -Q.accuracy.mean_of(group))
+    return [group for group in known if not any(map(target_reached, group.ok_rows))]
+
+
+def _ranked(view: WorkloadView) -> list[Group]:
+    """Those that are compared, the best accuracy first."""
+    return sorted(whole(view.ranked_candidates), key=Q.accuracy.mean_of, reverse=True)
 
 
 def best_accuracy(view: WorkloadView) -> Findings:
     """The highest accuracy, whether it is the best, and the strategies that differ from serial."""
-    ranked = _ranked(view.ranked_candidates)
+    ranked = _ranked(view)
     if not ranked:
         return
     serial = view.serial if view.serial and Q.accuracy.sample(view.serial) else None
     ranking, from_serial = yield [Ask.best(Q.accuracy, ranked), Ask.against(Q.accuracy, serial, ranked)]
-    first, best, worst = ranked[0], ranking.best, ranking.worst
-    even = [] if best else [group for group in ranking.may_be_best if group is not first]
-    equal = [group for group in even if ranking.between(group, first).verdict == "equal"]
-    data = {
-        "at": f"At {view.shape.label}{view.of_ranked}",
-        "of": len(ranked),
-        "best": view.name(best) if best else None,
-        "worst": view.name(worst) if worst else None,
-        "worst_accuracy": Q.accuracy.mean_of(worst) if worst else None,
-        "highest": view.name(first),
-        "accuracy": Q.accuracy.mean_of(first),
-        "equal": [view.name(group) for group in equal],
-        "may_be_best": [view.name(group) for group in even if group not in equal],
-        "compared": compared_data([*from_serial.compared, *ranking.compared]),
-    }
-    if serial:
-        data |= {"serial_accuracy": Q.accuracy.mean_of(serial)} | _from_serial(view, from_serial.compared)
-    yield Finding("best_accuracy", evidence([*ranked, serial]), data)
+    first, worst = ranked[0], ranking.worst
+    even = [group for group in ranking.may_be_best if group is not first]
+    equal = [group for group in even if ranking.between(group, first).same]
+    yield Finding.of(
+        "best_accuracy",
+        [*ranked, serial],
+        at=f"At {view.shape.label}{view.of_ranked}",
+        of=len(ranked),
+        best=ranking.best is first,
+        highest=view.name(first),
+        accuracy=Q.accuracy.mean_of(first),
+        worst=worst and view.name(worst),
+        worst_accuracy=worst and Q.accuracy.mean_of(worst),
+        equal=[view.name(group) for group in equal],
+        may_be_best=[view.name(group) for group in even if group not in equal],
+        serial_accuracy=serial and Q.accuracy.mean_of(serial),
+        from_serial=_from_serial(view, from_serial.compared),
+        compared=compared_data([*from_serial.compared, *ranking.compared]),
+    )
 
 
-def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> dict[str, Any]:
-    """The strategies that gain, keep or lose serial's accuracy, and those of which that is unknown."""
-    claimed: dict[str, dict[str, Any]] = {}
-    kept: dict[str, list[str]] = {}
+def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> dict[str, dict[str, Any]]:
+    """What happens to serial's accuracy, each with the comparisons of the strategies by name."""
+    found: dict[str, dict[str, Any]] = {}
     for each in against:
-        if each.verdict == "more" or (each.verdict == "less" and not each.keeps):
-            change = f"{each.level} to {'gain' if each.verdict == 'more' else 'lose'}"
-            claimed.setdefault(change, {})[view.name(each.left)] = each.data()
-        elif each.decision and each.keeps:
-            kept.setdefault(each.level, []).append(view.name(each.left))
-    unknown = [each for each in against if each.verdict == "undecided" and not each.keeps]
-    return {
-        "claimed": claimed,
-        "kept": kept,
-        "equal_to_serial": [view.name(each.left) for each in against if each.verdict == "equal"],
-        "unknown": [view.name(each.left) for each in unknown],
-    }
+        if each.same:
+            outcome = "equal"
+        elif each.verdict == "more":
+            outcome = f"{each.level} to gain"
+        elif each.keeps:
+            outcome = f"{each.level} to keep"
+        elif each.verdict == "less":
+            outcome = f"{each.level} to lose"
+        else:
+            outcome = each.verdict
+        found.setdefault(outcome, {})[view.name(each.left)] = each.data()
+    return found
 
 
 def fewer_updates(view: WorkloadView) -> Findings:
@@ -79,20 +83,21 @@ def fewer_updates(view: WorkloadView) -> Findings:
     serial = view.serial
     if not serial or not Q.accuracy.sample(serial):
         return
-    (against,) = yield [Ask.against(Q.accuracy, serial, _ranked(view.ranked_candidates))]
+    (against,) = yield [Ask.against(Q.accuracy, serial, _ranked(view))]
     losing = [each.left for each in against.compared if each.verdict == "less"]
-    taken = [(group, group.over(updates)) for group in losing if _comparable(group, serial)]
     own = serial.over(updates)
-    fewer = [(group, of) for group, of in taken if own and of and of.high < own.low]
+    fewer = [
+        (group, taken)
+        for group in losing
+        if _comparable(group, serial) and (taken := group.over(updates)) and own and taken.high < own.low
+    ]
     if own and fewer:
-        yield Finding(
+        yield Finding.of(
             "fewer_updates",
-            evidence([*(group for group, _ in fewer), serial]),
-            {
-                "nodes": view.shape.label,
-                "updates": {view.name(group): (of.low, of.high) for group, of in fewer},
-                "serial_updates": (own.low, own.high),
-            },
+            [*(group for group, _ in fewer), serial],
+            nodes=view.shape.label,
+            updates={view.name(group): (taken.low, taken.high) for group, taken in fewer},
+            serial_updates=(own.low, own.high),
         )
 
 
@@ -109,27 +114,22 @@ def _comparable(group: Group, serial: Group) -> bool:
 
 def averaging(view: WorkloadView) -> Findings:
     """The accuracy of the averaged model against that of the nodes' local models."""
-    groups = [
+    averages = [
         group
         for group in view.line_groups
-        if group in view.candidates
-        and Q.averaging_gain.sample(group)
-        and not group.first.run.aggregates_by_value  # which is no average
+        if group in view.candidates and not group.first.run.aggregates_by_value  # which is no average
     ]
-    (gains,) = yield [Ask(Q.averaging_gain, [(group, group) for group in groups])]
+    (gains,) = yield [Ask.of(Q.averaging_gain, [(group, group) for group in averages])]
     for gain in gains.compared:
         local = Q.local_accuracy_mean.mean_of(gain.left)
-        yield Finding(
+        yield Finding.of(
             "averaging",
-            evidence([gain.left]),
-            {
-                "strategy": view.name(gain.left),
-                "nodes": view.shape.label,
-                "local_accuracy": local,
-                "accuracy": local + gain.values[0],
-                "effect": gain.verdict,
-                "compared": compared_data([gain]),
-            },
+            [gain.left],
+            strategy=view.name(gain.left),
+            nodes=view.shape.label,
+            local_accuracy=local,
+            accuracy=local + gain.values[0],
+            compared=compared_data([gain]),
         )
 
 
@@ -145,30 +145,24 @@ def variants(view: WorkloadView) -> Findings:
         pairs += [(other, default) for other in groups if other.strategy_label != default.strategy_label]
     (answer,) = yield [Ask.of(Q.accuracy, pairs)]
     for compared in answer.compared:
-        other, default = compared.left, compared.right
-        sent = [Q.bytes_sent_per_rank.over(group) for group in (default, other)]
-        yield Finding(
+        default, other = compared.right, compared.left
+        partitioner = view.partitioner(default)
+        yield Finding.of(
             "variant",
-            evidence([default, other]),
-            {
-                "strategy": default.strategy,
-                "transport": default.transport,
-                "partitioner": view.partitioner(default),
-                "nodes": view.shape.label,
-                "parameters": _differing_parameters(default, other),
-                "accuracy": compared.values[::-1],
-                "bytes_sent": tuple(each and each.mean for each in sent),
-                "compared": compared_data([compared]),
-            },
+            [default, other],
+            strategy=f"{default.strategy} over {default.transport}{partitioner}",
+            nodes=view.shape.label,
+            parameters=_differing_parameters(default, other),
+            bytes_sent=[sent and sent.mean for sent in map(Q.bytes_sent_per_rank.over, (default, other))],
+            compared=compared_data([compared]),
         )
 
 
 def _differing_parameters(*groups: Group) -> list[dict[str, str | None]]:
     """The parameters, and fields that a label shows, in which two groups of one strategy differ."""
-    runs = [group.first.run for group in groups]
     one, other = (
         parameters(run, "strategy") | {name: as_written(getattr(run, name)) for name in LABELLED}
-        for run in runs
+        for run in (group.first.run for group in groups)
     )
     names = [name for name in one | other if one.get(name) != other.get(name)]
     return [{name: each.get(name) for name in names} for each in (one, other)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
@@ -16,27 +14,17 @@ from orchestrator.sweeps.question import Question
 
 
 def questions(comparison: Comparison) -> Findings:
-    """A finding for each question whose two configurations have values that compare."""
+    """The answer to each question whose two sides are one configuration each, with values that compare."""
     asked = [(question, _groups(comparison, question)) for question in comparison.record.questions]
-    answers = yield [
-        Ask.of(QUANTITIES[question.measure], _pairs(question, groups), of_sweep=True)
-        for question, groups in asked
-    ]
+    answers = yield [_ask(question, groups) for question, groups in asked]
     for (question, groups), answer in zip(asked, answers, strict=True):
-        if not answer.compared:
+        measure = question.measure
+        if answer.compared:
+            names, compared = [*map(comparison.name_on, groups)], compared_data(answer.compared)
+            yield Finding.of("asked", groups, measure=measure, names=names, compared=compared)
+        else:
             sides = {"compare": question.compare, "against": question.against}
-            yield Finding("asked_unanswered", evidence(groups), {"measure": question.measure, **sides})
-            continue
-        (compared,) = answer.compared
-        yield Finding(
-            "asked",
-            evidence(groups),
-            {
-                "measure": question.measure,
-                "names": [*map(comparison.name_on, groups)],
-                "compared": compared_data([compared]),
-            },
-        )
+            yield Finding.of("asked_unanswered", groups, measure=measure, **sides)
 
 
 def _groups(comparison: Comparison, question: Question) -> list[Group]:
@@ -49,11 +37,10 @@ def _groups(comparison: Comparison, question: Question) -> list[Group]:
     ]
 
 
-def _pairs(question: Question, groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """The two sides; nothing unless each is one configuration, and their values compare."""
-    if len(groups) != 2 or not (question.measure == "accuracy" or times_compare(*groups)):
-        return []
-    return [(groups[0], groups[1])]
+def _ask(question: Question, groups: list[Group]) -> Ask:
+    pairs = [(groups[0], groups[1])] if len(groups) == 2 else []
+    compare = question.measure == "accuracy" or times_compare(*groups)
+    return Ask.of(QUANTITIES[question.measure], pairs if compare else [], of_sweep=True)
 
 
 TOPIC = Topic(sweep_rules=(questions,))

@@ -6,13 +6,12 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_time
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import fastest_and_most_accurate
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
-from orchestrator.report.model.learned import learned
 from orchestrator.report.quantities import Q
-from orchestrator.report.quantities.learning import target_reached
+from orchestrator.report.topics.accuracy import whole
 from orchestrator.report.topics.speed import timed
 from orchestrator.report.topics.topic import Findings, Topic
 
@@ -24,77 +23,65 @@ def front(view: WorkloadView) -> Findings:
     front if another is claimed to be better in one, and is at least as good in the other as measured.
     Strategies that do the same work per step count as equally fast.
     """
-    known = [
-        group
-        for group in timed(_compared(view))
-        if Q.accuracy.sample(group) and not any(map(target_reached, group.ok_rows))
-    ]
-    groups = [group for group in known if all(learned(row) is not False for row in group.ok_rows)]
+    known = whole(timed(_compared(view)))
+    groups = [group for group in known if group.learned]
     if len(groups) < 2 or all(group.serial for group in groups):
         return
     accuracies, times = yield [Ask.among(Q.accuracy, groups), Ask.among(Q.train_s, one_per_work(groups))]
-    on, off, unknown = [], [], []
-    dominated: dict[str, list[tuple[Group, Group]]] = {}
+    on, undecided = [], []
+    off: dict[str, list[tuple[Group, Group]]] = {}  # by what is better, with it
     for group in groups:
         others = [other for other in groups if other is not group]
         if all(_faster(group, other, times) or accuracies.better(group, other) for other in others):
             on.append(view.name(group))
         elif better := next((each for each in others if _dominates(each, group, times, accuracies)), None):
-            off.append(view.name(group))
-            dominated.setdefault(view.name(better), []).append((group, better))
+            off.setdefault(view.name(better), []).append((group, better))
         else:
-            unknown.append(view.name(group))
-    yield Finding(
+            undecided.append(view.name(group))
+    yield Finding.of(
         "front",
-        evidence(groups),
-        {
-            "at": view.times_at + view.of_ranked,
-            "not_learned": [view.name(group) for group in known if group not in groups],
-            "on": on,
-            "off": off,
-            "undecided": unknown,
-            "dominated": [
-                {
-                    "by": by,
-                    "names": [view.name(group) for group, _ in pairs],
-                    "same_work": all(same_work(*pair) for pair in pairs),
-                }
-                for by, pairs in dominated.items()
-            ],
-            "accuracy": {view.name(group): Q.accuracy.mean_of(group) for group in groups},
-            "train_s": {view.name(group): Q.train_s.mean_of(group) for group in groups},
-            "bytes_sent": Q.bytes_sent_per_rank.means(groups, view.name),
-            "compared": compared_data([*times.compared, *accuracies.compared]),
-        },
+        groups,
+        at=view.times_at + view.of_ranked,
+        not_learned=[view.name(group) for group in known if group not in groups],
+        on=on,
+        undecided=undecided,
+        dominated=[
+            {
+                "by": by,
+                "names": [view.name(group) for group, _ in pairs],
+                "same_work": all(same_work(*pair) for pair in pairs),
+            }
+            for by, pairs in off.items()
+        ],
+        accuracy=Q.accuracy.means(groups, view.name),
+        train_s={view.name(group): Q.train_s.mean_of(group) for group in groups},
+        bytes_sent=Q.bytes_sent_per_rank.means(groups, view.name),
+        compared=compared_data([*times.compared, *accuracies.compared]),
     )
+
+
+def _compared(view: WorkloadView) -> list[Group]:
+    return [*view.ranked_candidates, *([view.serial] if view.serial else [])]
 
 
 def _dominates(one: Group, other: Group, times: Answer, accuracies: Answer) -> bool:
     """Whether `one` is claimed to be better in one quantity, and has no worse a mean in the other."""
-    left, right = (Q.train_s.mean_of(_timed_as(group, times)) for group in (one, other))
+    first = {group.work: group for group in times.groups}
+    left, right = (Q.train_s.mean_of(first[group.work]) for group in (one, other))
     no_worse = left <= right and Q.accuracy.mean_of(one) >= Q.accuracy.mean_of(other)
     return no_worse and (_faster(one, other, times) or accuracies.better(one, other))
 
 
 def _faster(one: Group, other: Group, times: Answer) -> bool:
-    """Whether `one` is claimed to be faster; never of two groups that do the same work."""
-    left, right = _timed_as(one, times), _timed_as(other, times)
-    return left is not right and times.better(left, right)
-
-
-def _timed_as(group: Group, times: Answer) -> Group:
-    """The ranked group that does the same work, whose time stands for this one's."""
-    return next(each for each in times.groups if same_work(each, group))
+    """Whether `one` is claimed to be faster. The first group stands for all of the same work."""
+    first = {group.work: group for group in times.groups}
+    return not same_work(one, other) and times.better(first[one.work], first[other.work])
 
 
 def _accuracy_and_time(subject: Subject) -> Chart | None:
     """None where a time is not what ends a run: faults cost more than it, and a target ends it."""
     workload = subject.view.workload
     return None if workload.faults or workload.target_accuracy is not None else accuracy_and_time(subject)
-
-
-def _compared(view: WorkloadView) -> list[Group]:
-    return [*view.ranked_candidates, *([view.serial] if view.serial else [])]
 
 
 TOPIC = Topic(

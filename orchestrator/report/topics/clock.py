@@ -13,9 +13,10 @@ from orchestrator.replay.run import NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, error_of_difference
 from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import grouped
 from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.quantities import Q
-from orchestrator.report.statistics.drift import Drift, time_drift
+from orchestrator.report.statistics.drift import time_drift
 from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import rank_quota, shows_load
 from trainer.time_model.described import UNKNOWN
@@ -40,23 +41,18 @@ def cluster_time(view: WorkloadView) -> Findings:
     if view.clock != "cluster" or view.disturbed:
         return
     rows = evidence(view.groups)
-    virtual = any(row.is_virtual for row in rows)
-    data = {
+    virtual, error = any(row.is_virtual for row in rows), clock_error(rows)
+    data: dict[str, Any] = {
         "virtual": virtual,
         "links": any(row.run.has_links for row in rows),
         "error_of_difference": error_of_difference(view),
+        "median_error": error and error.median,
+        "worst_error": error and error.worst,
+        "checked": len(error.rows) if error else 0,
+        "without_core": error and max(row.without_core for row in error.rows),
         **(_of_virtual_nodes(view, rows) if virtual else _of_traces(view, rows)),
     }
-    error, calibrated = clock_error(rows), False
-    if error:
-        data |= {
-            "median_error": error.median,
-            "worst_error": error.worst,
-            "without_core": max(row.without_core for row in error.rows),
-            "checked": len(error.rows),
-        }
-        off = error.worst > MAX_ERROR
-        calibrated = not off and not (virtual and len(error.rows) < data["of"])
+    calibrated = error and error.worst <= MAX_ERROR and not (virtual and data["checked"] < data["of"])
     kind = "cluster_time" if calibrated else "cluster_time_uncalibrated"
     yield Finding(kind, error.rows if error else rows, data)
 
@@ -116,15 +112,15 @@ def real_nodes(comparison: Comparison) -> Findings:
 
 def no_cluster_time(comparison: Comparison) -> Findings:
     """The runs whose times cannot be compared with those of their workload, by reason."""
-    lacking: dict[str, list[Row]] = {}
-    for row in comparison.rows:
-        if row.ok and not row.timed and not row.disturbed:
-            time = comparison.clusters.get(row.key)
-            reason = time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
-            lacking.setdefault(reason, []).append(row)
-    for reason, rows in lacking.items():
+
+    def reason(row: Row) -> str:
+        time = comparison.clusters.get(row.key)
+        return time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
+
+    lacking = [row for row in comparison.rows if row.ok and not row.timed and not row.disturbed]
+    for why, rows in grouped(lacking, reason).items():
         names = [*dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)]
-        yield Finding("no_cluster_time", tuple(rows), {"configurations": names, "reason": reason})
+        yield Finding("no_cluster_time", tuple(rows), {"configurations": names, "reason": why})
 
 
 def shared_cores(view: WorkloadView) -> Findings:
@@ -132,60 +128,50 @@ def shared_cores(view: WorkloadView) -> Findings:
     sharing = [group for group in view.groups if group.first.shares_cores]
     if not sharing:
         return
+    rows = evidence(sharing)
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     several = any(shape.processes_per_node > 1 for shape in shapes)
-    data: dict[str, Any] = {
-        "shapes": [shape.short for shape in shapes],
-        "nodes": [shape.label if several or shape is shapes[-1] else shape.short for shape in shapes],
-        "cores": max(row.result.cores for group in sharing for row in group.rows),
-        "limit": max(row.speedup_limit for group in sharing for row in group.rows),
-    }
     most = [group for group in sharing if group.shape == shapes[-1]]
-    if reached := Q.cpu_time_speedup.means(most, view.name):
-        best = max(reached, key=reached.__getitem__)
-        data |= {"strategy": best, "cpu_time_speedup": reached[best]}
-    speedups = [(row.speedup, row.speedup_limit) for row in evidence(sharing)]
-    beyond = [speedup for speedup, limit in speedups if speedup and speedup > limit]
+    by_cpu_time = Q.cpu_time_speedup.means(most, view.name)
     serial = view.serial and view.serial.over(lambda row: row.train_s)
-    if beyond and serial:
-        data |= {"beyond_limit": max(beyond), "serial_train_s": (serial.low, serial.high)}
-    yield Finding("shared_cores", evidence(sharing), data)
+    data = {
+        "nodes": [shape.label if several or shape is shapes[-1] else shape.short for shape in shapes],
+        "cores": max(row.result.cores for row in rows),
+        "limit": max(row.speedup_limit for row in rows),
+        "cpu_time_speedup": max(by_cpu_time.values(), default=None),
+        "strategy": max(by_cpu_time, key=by_cpu_time.__getitem__, default=None),
+        "speedup": max((row.speedup for row in rows if row.speedup), default=None),
+        "serial_train_s": serial and (serial.low, serial.high),
+    }
+    yield Finding("shared_cores", rows, data)
 
 
 def drift(view: WorkloadView) -> Findings:
-    """How much slower the machine was at the end of the sweep than at its start."""
+    """How much slower the machine was at the end of the sweep than at its start.
+
+    And the largest ratio of the times of two configurations that this alone makes.
+    """
     timed = [group for group in view.groups if group.first.times_compare]
     rows = [row for group in timed for row in group.ok_rows if row.train_s]
     found = time_drift([(row.result.started_at, row.configuration(), row.train_s or 0.0) for row in rows])
-    equal = found and isclose(found.low, 1) and isclose(found.high, 1)  # as at a price
-    if found and not equal:
-        data: dict[str, Any] = {
-            "clock": view.clock,
-            "shown": found.shown,
-            "factor": found.factor,
-            "interval": (found.low, found.high),
-            "span_s": found.span_s,
-        }
-        if found.shown:
-            data |= _by_order(view, found)
-        yield Finding("drift" if found.shown or found.wide else "no_drift", tuple(rows), data)
-
-
-def _by_order(view: WorkloadView, found: Drift) -> dict[str, Any]:
-    """The largest ratio of the times of two configurations that the drift alone makes, and of which.
-
-    Empty if the runs of all configurations started at the same time in the mean.
-    """
+    if not found or (isclose(found.low, 1) and isclose(found.high, 1)):  # as at a price
+        return
     starts = [
-        (fmean(row.result.started_at for row in group.ok_rows), view.name_on(group))
-        for group in view.groups
-        if group.first.times_compare
+        (fmean(row.result.started_at for row in group.ok_rows), view.name_on(group)) for group in timed
     ]
     (first_s, earliest), (last_s, latest) = min(starts), max(starts)
-    if first_s == last_s:
-        return {}
-    by_order = max(found.factor, 1 / found.factor) ** ((last_s - first_s) / found.span_s)
-    return {"by_order": by_order, "earliest": earliest, "latest": latest}
+    share = (last_s - first_s) / found.span_s
+    data = {
+        "clock": view.clock,
+        "shown": found.shown,
+        "factor": found.factor,
+        "interval": (found.low, found.high),
+        "span_s": found.span_s,
+        "by_order": max(found.factor, 1 / found.factor) ** share,
+        "earliest": earliest,
+        "latest": latest,
+    }
+    yield Finding("drift" if found.shown or found.wide else "no_drift", tuple(rows), data)
 
 
 def thread_ranks(comparison: Comparison) -> Findings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import percent
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.quantities import Q
@@ -11,23 +11,19 @@ from orchestrator.report.topics.topic import Findings, Topic
 
 def common_seeds(view: WorkloadView) -> Findings:
     """Configurations whose mean accuracy on the seeds of all is another one than that on their own."""
-    found = []
-    for group in view.groups:
-        own = Q.accuracy.values(group)
-        if own and percent(Q.accuracy.mean(own)) != percent(Q.accuracy.mean_of(group)):
-            found.append((group, own))
-    if not found:
-        return
-    yield Finding(
-        "common_seeds",
-        evidence([group for group, _ in found]),
-        {
-            "configurations": [view.name_on(group) for group, _ in found],
-            "accuracy": [Q.accuracy.mean_of(group) for group, _ in found],
-            "own_accuracy": [Q.accuracy.mean(own) for _, own in found],
-            "runs": [[row.key for row in group.ok_rows] for group, _ in found],
-        },
-    )
+    known = [(group, Q.accuracy.values(group)) for group in view.groups if Q.accuracy.values(group)]
+    means = [(group, Q.accuracy.mean_of(group), Q.accuracy.mean(own)) for group, own in known]
+    found = [(group, mean, own) for group, mean, own in means if percent(mean) != percent(own)]
+    if found:
+        groups, accuracy, own_accuracy = zip(*found, strict=True)
+        yield Finding.of(
+            "common_seeds",
+            groups,
+            configurations=[*map(view.name_on, groups)],
+            accuracy=accuracy,
+            own_accuracy=own_accuracy,
+            runs=[[row.key for row in group.ok_rows] for group in groups],
+        )
 
 
 TOPIC = Topic(rules_with_faults=(common_seeds,))

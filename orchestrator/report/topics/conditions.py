@@ -7,7 +7,7 @@ from math import log
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.metrics.fairness import compared_groups, differences, scales_beyond_the_rule
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.groups import grouped
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Findings, Topic
 from orchestrator.results.limits import written
@@ -20,10 +20,9 @@ def accuracy_is(view: WorkloadView) -> Findings:
     """What the accuracy is where it is not the share of samples of the right class."""
     rows = evidence(view.groups)
     for component in ("loss", "dataset") if rows else ():
-        name, meaning = rows[0].run.name_of(component), getattr(rows[0].run, component).accuracy_is
-        if meaning:
-            data = {component: name, "component": component, "name": name, "accuracy": meaning}
-            yield Finding("accuracy_is", rows, data)
+        if meaning := getattr(rows[0].run, component).accuracy_is:
+            name = rows[0].run.name_of(component)
+            yield Finding("accuracy_is", rows, {"component": component, "name": name, "accuracy": meaning})
 
 
 def best_loss(view: WorkloadView) -> Findings:
@@ -37,21 +36,16 @@ def best_loss(view: WorkloadView) -> Findings:
 
 def conditions_unequal(view: WorkloadView) -> Findings:
     """Conditions that the compared configurations of a workload do not share."""
-    if found := differences(view):
-        yield Finding(
+    found = differences(view)
+    if found:
+        yield Finding.of(
             "conditions_unequal",
-            evidence(compared_groups(view)),
-            {
-                "shape": view.shape.short,
-                "nodes": view.shape.label,
-                "stated": {each.statement: each.named(view) for each in found},
-                "differences": {
-                    each.condition: {
-                        value: [view.name(group) for group in groups]
-                        for value, groups in each.values.items()
-                    }
-                    for each in found
-                },
+            compared_groups(view),
+            nodes=view.shape.label,
+            stated={each.statement: each.named(view) for each in found},
+            differences={
+                each.condition: {value: [*map(view.name, groups)] for value, groups in each.values.items()}
+                for each in found
             },
         )
 
@@ -60,20 +54,18 @@ def scaled_beyond_the_rule(view: WorkloadView) -> Findings:
     """Runs with a scaled learning rate whose updates use one batch of those it was scaled by."""
     groups = [group for group in view.groups if scales_beyond_the_rule(group.first.run)]
     if groups:
-        rows, strategies = evidence(groups), dict.fromkeys(group.strategy_label for group in groups)
-        factors = sorted({row.run.batch_multiplier for row in rows})
-        data = {"strategies": [*strategies], "factors": factors}
-        yield Finding("scaled_beyond_the_rule", rows, data)
+        strategies = [*dict.fromkeys(group.strategy_label for group in groups)]
+        factors = sorted({group.first.run.batch_multiplier for group in groups})
+        yield Finding.of("scaled_beyond_the_rule", groups, strategies=strategies, factors=factors)
 
 
 def strategy_caveats(comparison: Comparison) -> Findings:
     """The caveats that a strategy's definition declares."""
-    caveats: dict[tuple[str, str], list[Row]] = {}
-    for row in comparison.rows:
-        if row.ok and not row.is_sampled and row.run.strategy.caveat:
-            caveats.setdefault((row.strategy, row.run.strategy.caveat), []).append(row)
-    for (strategy, caveat), rows in caveats.items():
-        yield Finding("strategy_caveat", tuple(rows), {"strategy": strategy, "caveat": caveat})
+    rows = [row for row in comparison.rows if row.ok and not row.is_sampled and row.run.strategy.caveat]
+    for (strategy, caveat), of in grouped(
+        rows, lambda row: (row.strategy, row.run.strategy.caveat)
+    ).items():
+        yield Finding("strategy_caveat", tuple(of), {"strategy": strategy, "caveat": caveat})
 
 
 def sent_beyond_count(comparison: Comparison) -> Findings:
@@ -82,48 +74,36 @@ def sent_beyond_count(comparison: Comparison) -> Findings:
         run, counted = group.first.run, Q.bytes_sent_per_rank.over(group)
         factor = run.strategy.sent_per_counted if run.transport == "gloo" else 1.0
         if factor > 1 and counted and counted.mean:
-            yield Finding(
+            yield Finding.of(
                 "sent_beyond_count",
-                evidence([group]),
-                {
-                    "strategy": group.strategy_label,
-                    "nodes": group.shape.label,
-                    "transport": group.transport,
-                    "counted": counted.mean,
-                    "sent": factor * counted.mean,
-                },
+                [group],
+                configuration=f"{group.strategy_label} on {group.shape.label}",
+                transport=group.transport,
+                counted=counted.mean,
+                sent=factor * counted.mean,
             )
 
 
 def conditions_differ(comparison: Comparison) -> Findings:
-    """Runs of one report with different machines or software."""
-    for name, values in differing_conditions(comparison).items():
-        data = {"condition": name, "values": values, "compared": name not in SEPARATED}
-        yield Finding("conditions_differ", (), data)
-
-
-def differing_conditions(comparison: Comparison) -> dict[str, list[str]]:
-    """The machines and the software in which runs differ, with their values."""
+    """The machines and the software in which the runs of one report differ."""
     ok = [row for row in comparison.rows if row.ok]
-    runtimes: dict[str, list[Row]] = {}
-    for row in ok:
-        runtimes.setdefault(row.result.runtime, []).append(row)
-    conditions: dict[str, list[str]] = {
-        "runtime": list(runtimes),
-        "number of cores": [written(row.result.cores) for row in ok],
-    }
+    runtimes = grouped(ok, lambda row: row.result.runtime)
+    values = {"runtime": [*runtimes], "number of cores": [written(row.result.cores) for row in ok]}
     # Runtimes record different facts, and their rows are never compared: look within each runtime.
     for rows in runtimes.values():
-        for name in {name: None for row in rows for name in row.result.environment if name != "cores"}:
+        for name in dict.fromkeys(
+            name for row in rows for name in row.result.environment if name != "cores"
+        ):
             found = [str(row.result.environment.get(name, "unknown")) for row in rows]
             if len(set(found)) > 1:
-                conditions[name] = [*conditions.get(name, []), *found]
-    texts: dict[str, list[str]] = {}
-    for row in ok:
-        texts.setdefault(row.run.name_of("dataset"), []).extend(row.data)
-    conditions |= {f"training data of {name}": digests for name, digests in texts.items()}
-    distinct = {name: list(dict.fromkeys(found)) for name, found in conditions.items()}
-    return {name: values for name, values in distinct.items() if len(values) > 1}
+                values.setdefault(name, []).extend(found)
+    for dataset, rows in grouped(ok, lambda row: row.run.name_of("dataset")).items():
+        values[f"training data of {dataset}"] = [digest for row in rows for digest in row.data]
+    for condition, found in values.items():
+        distinct = [*dict.fromkeys(found)]
+        if len(distinct) > 1:
+            data = {"condition": condition, "values": distinct, "compared": condition not in SEPARATED}
+            yield Finding("conditions_differ", (), data)
 
 
 TOPIC = Topic(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from statistics import fmean
 
 from orchestrator.report.figures.axes import Axis, axis_of
@@ -14,16 +13,16 @@ from orchestrator.report.figures.kind import ACCURACY, INTERVAL, FigureKind, Sub
 from orchestrator.report.figures.lines import Lines
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.figures.timelines import small_timelines
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import listed, seconds
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group
+from orchestrator.report.model.groups import Group, grouped
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.model_partition import model_size
 from orchestrator.report.statistics.spread import Spread
-from orchestrator.report.topics.speed import timed
+from orchestrator.report.topics.speed import exchange_share, timed
 from orchestrator.report.topics.topic import Findings, Topic
 
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
@@ -32,83 +31,70 @@ FAR_LONGER = 3  # times as long as all other bars
 
 def transports(view: WorkloadView) -> Findings:
     """The same strategy and partitioner over several transports."""
-    same: dict[tuple[str, str], list[Group]] = {}
-    for group in view.candidates:
-        same.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
+    same = grouped(view.candidates, lambda group: (group.strategy_label, group.partitioner_label))
     several = [
         groups for groups in map(timed, same.values()) if len({group.transport for group in groups}) > 1
     ]
     answers = yield [Ask.among(Q.train_s, groups) for groups in several]
     for groups, ranking in zip(several, answers, strict=True):
-        yield Finding(
+        first, *others = groups
+        yield Finding.of(
             "transports",
-            evidence(groups),
-            {
-                "at": view.times_at,
-                "strategy": groups[0].strategy_label,
-                "partitioner": view.partitioner(groups[0]),
-                "train_s": {group.transport: Q.train_s.mean_of(group) for group in groups},
-                "communicate_s": Q.communicate_s.means(groups, lambda group: group.transport),
-                "to_first": compared_data(ranking.between(group, groups[0]) for group in groups[1:]),
-                "compared": compared_data(ranking.compared),
-            },
+            groups,
+            at=view.times_at,
+            strategy=f"{first.strategy_label}{view.partitioner(first)}",
+            train_s={group.transport: Q.train_s.mean_of(group) for group in groups},
+            communicate_s=Q.communicate_s.means(groups, lambda group: group.transport),
+            to_first=compared_data(ranking.between(group, first) for group in others),
+            compared=compared_data(ranking.compared),
         )
 
 
 def all_reduce_and_ddp(view: WorkloadView) -> Findings:
     """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
-    by_line = {group.line: group for group in view.candidates if Q.train_s.sample(group)}
     # By label: a parameter, such as a compression, changes the mathematics.
-    alike = [
-        (one, other)
-        for one, other in combinations(by_line.values(), 2)
-        if {one.strategy_label, other.strategy_label} == {"all_reduce", "ddp"}
-        and one.line[1:] == other.line[1:]
+    found = grouped(view.candidates, lambda group: group.strategy_label)
+    pairs = [
+        (ddp, ours)
+        for ours in found.get("all_reduce", ())
+        for ddp in found.get("ddp", ())
+        if ddp.line[1:] == ours.line[1:]
     ]
-    ddp_first = [pair if pair[0].strategy_label == "ddp" else pair[::-1] for pair in alike]
-    (answer,) = yield [Ask.of(Q.train_s, ddp_first)]
-    for (one, other), compared in zip(alike, answer.compared, strict=True):
-        ddp, ours = compared.left, compared.right
-        yield Finding(
+    (answer,) = yield [Ask.of(Q.train_s, pairs)]
+    for compared in answer.compared:
+        pair = [compared.right, compared.left]
+        yield Finding.of(
             "all_reduce_and_ddp",
-            evidence([ours, ddp]),
-            {
-                "at": view.times_at,
-                "names": {"all_reduce": view.name(ours), "ddp": view.name(ddp)},
-                "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
-                "exchange_share": Q.exchange_share.means([one, other], lambda group: group.strategy_label),
-                "compared": compared_data([compared]),
-            },
+            pair,
+            at=view.times_at,
+            names=[*map(view.name, pair)],
+            exchange_share=[*map(exchange_share, pair)],
+            compared=compared_data([compared]),
         )
 
 
 def mean_gradient(view: WorkloadView) -> Findings:
     """The cost per step of each way to take the same mean gradient."""
-    same: dict[tuple[str, str, int], list[Group]] = {}
-    for group in view.candidates:
-        # By label: a parameter may change the mean.
-        if Q.exchange_s_per_step.sample(group) and group.strategy_label in MEAN_GRADIENT:
-            same.setdefault(group.line[1:], []).append(group)
+    # By label: a parameter may change the mean.
+    known = [group for group in view.candidates if group.strategy_label in MEAN_GRADIENT]
+    known = [group for group in known if Q.exchange_s_per_step.sample(group)]
     several = [
-        ways
-        for ways in same.values()  # for two ways, see all_reduce_and_ddp
-        if len(ways) > 1 and not {group.strategy for group in ways} <= {"all_reduce", "ddp"}
+        sorted(ways, key=Q.exchange_s_per_step.mean_of)
+        for ways in grouped(known, lambda group: group.line[1:]).values()
+        if len(ways) > 1 and not {way.strategy for way in ways} <= {"all_reduce", "ddp"}  # compared above
     ]
     answers = yield [Ask.among(Q.exchange_s_per_step, ways) for ways in several]
     for ways, ranking in zip(several, answers, strict=True):
-        first, *others = ordered = sorted(ways, key=Q.exchange_s_per_step.mean_of)
-        yield Finding(
+        first, *others = ways
+        yield Finding.of(
             "mean_gradient",
-            evidence(ways),
-            {
-                "at": view.times_at,
-                "transport": first.transport,
-                "partitioner": view.partitioner(first),
-                "exchange_s_per_step": Q.exchange_s_per_step.means(ordered, lambda group: group.strategy),
-                "bytes_per_step": Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
-                "to_first": compared_data(ranking.between(group, first) for group in others),
-                "compared": compared_data(ranking.compared),
-            },
+            ways,
+            at=view.times_at,
+            over=f"{first.transport}{view.partitioner(first)}",
+            exchange_s_per_step=Q.exchange_s_per_step.means(ways, lambda group: group.strategy),
+            bytes_per_step=Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
+            to_first=compared_data(ranking.between(group, first) for group in others),
+            compared=compared_data(ranking.compared),
         )
 
 
@@ -127,14 +113,15 @@ def exchange_by_size(subject: Subject) -> Chart | None:
             groups = [group for group in other.line_groups if group.shape == view.shape]
             known = subject.points(groups, Q.exchange_s_per_step)
             points += [{**point, "parameters": size} for point in known if point["mean"] > 0]
-    sizes = sorted({point["parameters"] for point in points})
+    points.sort(key=lambda point: point["parameters"])
+    sizes = tuple(dict.fromkeys(point["parameters"] for point in points))
     if len(sizes) < 2:
         return None
     return Lines(
         title=f"Exchange per step against model size, {view.shape.label}",
-        records=sorted(points, key=lambda point: point["parameters"]),
+        records=points,
         style=subject.style,
-        x=Axis("parameters", "parameters of the model", sizes[0], sizes[-1], True, tuple(sizes), ",d", 14),
+        x=Axis("parameters", "parameters of the model", sizes[0], sizes[-1], True, sizes, ",d", 14),
         y=axis_of(Q.exchange_s_per_step, points, "exchange per step, s", log=True),
         tips={"name": "strategy", "nodes": "nodes", "parameters": "parameters"}
         | {"written": "exchange per step", **INTERVAL, **ACCURACY},
@@ -145,18 +132,16 @@ def time_by_phase(subject: Subject) -> Chart | None:
     """Stacked bars, serial first, then by time; None if no run measured its phases."""
     view, clock = subject.view, subject.view.clock
     known = [group for group in view.line_groups if group.serial or group.shape == view.shape]
-    bars = [Bar(group, phases(group), _beside(group)) for group in known]
-    bars = [bar for bar in bars if bar.total > 0]
+    bars = [bar for bar in (Bar(group, _phases(group), _beside(group)) for group in known) if bar.total > 0]
     longest = max((bar.total for bar in bars if not bar.group.serial), default=0.0)
     # A far longer serial bar would leave no room for the others' phases.
     shown = [bar for bar in bars if bar.total <= FAR_LONGER * longest]
     if not shown:  # serial, whose time is that of one phase
         return None
     shown.sort(key=lambda bar: (not bar.group.serial, bar.total))
-    found = [part for bar in shown for part, amount in bar.amounts.items() if amount > 0]
     return stacked_bars(
         shown,
-        part_scale(found),
+        part_scale([part for bar in shown for part, amount in bar.amounts.items() if amount > 0]),
         {"title": f"{clock} time, s: mean over ranks and seeds"},
         seconds,
         f"{clock.capitalize()} time by phase, {view.shape.label}",
@@ -166,21 +151,21 @@ def time_by_phase(subject: Subject) -> Chart | None:
 
 def _beside(group: Group) -> str:
     """`0.486 s, 35%`: the training time, as everywhere in the report, and the share of exchanges."""
-    share = None if group.serial else Q.exchange_share.over(group)
-    time = Q.train_s.over(group)
-    return ", ".join([*([seconds(time.mean)] if time else []), *([f"{share.mean:.0%}"] if share else [])])
+    time, share = Q.train_s.over(group), None if group.serial else exchange_share(group)
+    texts = [seconds(time.mean) if time else "", "" if share is None else f"{share:.0%}"]
+    return ", ".join(filter(None, texts))
 
 
-def phases(group: Group) -> dict[str, float]:
+def _phases(group: Group) -> dict[str, float]:
     """Mean seconds per phase over ranks and seeds, without evaluation.
 
     Phases add up to the geometric mean of their sums, as times average everywhere in the report.
     """
-    rows = [row.seconds for row in group.ok_rows if row.seconds]
-    names = dict.fromkeys(phase for seconds in rows for phase in seconds if phase != "evaluate")
-    means = {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
-    whole = Spread.of((sum(seconds.get(phase, 0.0) for phase in names) for seconds in rows), geometric=True)
-    scale = whole.mean / sum(means.values()) if whole and sum(means.values()) else 1.0
+    rows = [{**row.seconds, "evaluate": 0.0} for row in group.ok_rows if row.seconds]
+    names = dict.fromkeys(phase for row in rows for phase in row)
+    means = {phase: fmean(row.get(phase, 0.0) for row in rows) for phase in names}
+    whole = Spread.of((sum(row.values()) for row in rows), geometric=True)
+    scale = whole.mean / sum(means.values()) if whole and whole.mean else 1.0
     return {phase: scale * seconds for phase, seconds in means.items()}
 
 

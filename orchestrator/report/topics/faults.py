@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group, Metric, grouped
 from orchestrator.report.model.labels import SURVIVAL
 from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
@@ -64,15 +64,9 @@ class FaultCost:
 
 def fault_costs(comparison: Comparison) -> list[FaultCost]:
     """One for each configuration with faults, in the order of the sweep."""
-    plain: dict[str, list[Group]] = {}
-    for group in comparison.groups:
-        if not group.first.run.faults:
-            plain.setdefault(_key(group), []).append(group)
-    return [
-        FaultCost(group, _most_similar(group, plain.get(_key(group), [])))
-        for group in comparison.groups
-        if group.first.run.faults
-    ]
+    plain = grouped([group for group in comparison.groups if not group.first.run.faults], _key)
+    faulty = [group for group in comparison.groups if group.first.run.faults]
+    return [FaultCost(group, _most_similar(group, plain.get(_key(group), []))) for group in faulty]
 
 
 def _key(group: Group) -> str:
@@ -92,31 +86,21 @@ def _most_similar(group: Group, others: Sequence[Group]) -> Group | None:
 
 def fault_cost(comparison: Comparison) -> Findings:
     """Time, steps, samples and accuracy that faults cost a configuration."""
-    costs = {id(cost.group): cost for cost in fault_costs(comparison) if cost.missing is None}
-    pairs = [(cost.group, cost.undisturbed) for cost in costs.values() if cost.undisturbed]
-    times, accuracies = yield [Ask.of(each, pairs, of_sweep=True) for each in (Q.elapsed_s, Q.accuracy)]
-    accuracy_of = {id(each.left): each for each in accuracies.compared}
-    for time in times.compared:
-        group, cost, accuracy = time.left, costs[id(time.left)], accuracy_of.get(id(time.left))
+    costs = [cost for cost in fault_costs(comparison) if cost.missing is None]
+    pairs = [(cost.group, cost.undisturbed) for cost in costs if cost.undisturbed]
+    answers = [*(yield [Ask.of(each, pairs, of_sweep=True) for each in (Q.elapsed_s, Q.accuracy)])]
+    for cost in costs:
+        compared = [each for answer in answers for each in answer.compared if each.left is cost.group]
         repeated, lost = cost.with_faults(Q.repeated_steps.of), cost.with_faults(Q.samples_lost.of)
-        yield Finding(
-            "fault_cost",
-            tuple(row for pair in cost.pairs for row in pair),
-            {
-                "name": group.name,
-                "nodes": group.shape.label,
-                "strategy": group.strategy_label,
-                "faults": group.first.faults_label,
-                "elapsed_s": time.values[0],
-                "undisturbed_s": time.values[1],
-                "repeated_steps": repeated and repeated.mean,
-                "repeated_steps_over_seeds": repeated and (repeated.low, repeated.high),
-                "samples_lost": lost and lost.mean,
-                "samples_lost_over_seeds": lost and (lost.low, lost.high),
-                "accuracy": accuracy and accuracy.values,
-                "compared": compared_data([time, accuracy] if accuracy else [time]),
-            },
-        )
+        data = {
+            "name": f"{cost.group.name} on {cost.group.shape.label}",
+            "faults": cost.group.first.faults_label,
+            "repeated_steps": repeated and (repeated.low, repeated.high),
+            "samples_lost": lost and (lost.low, lost.high),
+            "compared": compared_data(compared),
+        }
+        if compared:
+            yield Finding("fault_cost", tuple(row for pair in cost.pairs for row in pair), data)
 
 
 TOPIC = Topic(sweep_rules=(fault_cost,))

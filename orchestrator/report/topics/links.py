@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import log
 from typing import Any
 
@@ -14,7 +13,6 @@ from orchestrator.report.findings.decide import Answer, Ask, compared_data
 from orchestrator.report.formats import ratio
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import one_per_work
-from orchestrator.report.model.rows import Row
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.links import OWN_LINKS, measured
 from orchestrator.report.topics.speed import accuracy_of, timed
@@ -31,39 +29,34 @@ def links(comparison: Comparison) -> Findings:
     """
     over_links = comparison.over_links()
     compared = [view for views in over_links.values() for view in views]
-    answers = yield [Ask.best(Q.train_s, timed(one_per_work(view.ranked_candidates))) for view in compared]
-    rankings = {view.workload: answer for view, answer in zip(compared, answers, strict=True)}
+    answers = iter(
+        (yield [Ask.best(Q.train_s, timed(one_per_work(view.ranked_candidates))) for view in compared])
+    )
     for base, views in over_links.items():
-        of_views = [(view, rankings[view.workload]) for view in views]
-        found = [_over_link(view, ranking) for view, ranking in of_views if len(ranking.groups) > 1]
+        rankings = [(view, next(answers)) for view in views]
+        found = [(view, ranking) for view, ranking in rankings if len(ranking.groups) > 1]
         if len(found) < MIN_LINKS:
             continue
-        yield Finding(
-            "links",
-            tuple(row for rows, _ in found for row in rows),
-            {
-                "links": [data for _, data in found],
-                "compared": [compared for _, data in found for compared in data["compared"]],
-            },
-            base if len(comparison.workloads) > len(views) else None,
-        )
+        over = [_over_link(view, ranking) for view, ranking in found]
+        rows = evidence([group for _, ranking in found for group in ranking.groups[:2]])
+        data = {"links": over, "compared": [each for link in over for each in link["compared"]]}
+        yield Finding("links", rows, data, base if len(comparison.workloads) > len(views) else None)
 
 
-def _over_link(view: WorkloadView, ranking: Answer) -> tuple[tuple[Row, ...], dict[str, Any]]:
-    """What was found over one link, and the runs that it follows from."""
-    groups = ranking.groups
-    first, second = groups[:2]
+def _over_link(view: WorkloadView, ranking: Answer) -> dict[str, Any]:
+    """What was found over one link."""
+    first, second, *_ = groups = ranking.groups
     rows = evidence(groups)
-    return evidence([first, second]), {
+    return {
         "clock": view.clock,
         "link": view.workload.link,
         "enforced": not any(row.link_not_enforced for row in rows),
         "measured": measured(rows),
-        "fastest": view.name(first) if ranking.best is first else None,
+        "fastest": ranking.best is first,
         "may_be_fastest": [view.name(group) for group in ranking.may_be_best if group is not first],
         "order": [view.name(group) for group in groups],
         "train_s": [Q.train_s.mean_of(group) for group in groups],
-        "accuracy": [accuracy_of(group) for group in groups],
+        "accuracy": accuracy_of(first),
         "second": ranking.between(second, first).data(),
         "compared": compared_data(ranking.of(first)),
     }
@@ -71,18 +64,12 @@ def _over_link(view: WorkloadView, ranking: Answer) -> tuple[tuple[Row, ...], di
 
 def not_enforced(comparison: Comparison) -> Findings:
     """The runs whose wall time does not contain the links that they request."""
-    rows = [row for row in comparison.rows if row.ok and row.link_not_enforced]
-    if not rows:
-        return
-    yield Finding(
-        "link_not_enforced",
-        tuple(rows),
-        {
-            "runtimes": sorted({row.result.runtime for row in rows}),
-            "runs": len(rows),
-            "in_wall_time": [row.key for row in rows if row.clock == "wall"],
-        },
-    )
+    rows = tuple(row for row in comparison.rows if row.ok and row.link_not_enforced)
+    if rows:
+        in_wall_time = [row.key for row in rows if row.clock == "wall"]
+        runtimes = sorted({row.result.runtime for row in rows})
+        data = {"runtimes": runtimes, "runs": len(rows), "in_wall_time": in_wall_time}
+        yield Finding("link_not_enforced", rows, data)
 
 
 def time_by_link(subject: Subject) -> Chart | None:
@@ -92,7 +79,7 @@ def time_by_link(subject: Subject) -> Chart | None:
     """
     view, comparison = subject.view, subject.comparison
     views = comparison.over_links().get(view.workload.without_links, [])
-    if view.workload.faults or len(views) < MIN_LINKS or views[0].workload != view.workload:
+    if view.workload.faults or not views or views[0].workload != view.workload:
         return None
     records = [record for each in views for record in _over(each, subject)]
     links = list(dict.fromkeys(record["column"] for record in records))
@@ -107,20 +94,22 @@ def time_by_link(subject: Subject) -> Chart | None:
     )
 
 
-def _over(view: WorkloadView, subject: Subject) -> Iterator[Point]:
+def _over(view: WorkloadView, subject: Subject) -> list[Point]:
     """The cells of one link; none if no distributed strategy has a time."""
     serial = [view.serial] if view.serial else []
     points = subject.points([*serial, *view.ranked_candidates], Q.train_s)
     fastest = min((point["mean"] for point in points if not point["serial"]), default=None)
-    for point in points if fastest else ():
-        slower = point["mean"] / fastest
-        yield {
+    return [
+        {
             **point,
             "row": point["series"],
             "column": view.workload.link or OWN_LINKS,
-            "slower": f"{ratio(slower)} times",
-            "amount": 0.0 if point["serial"] else log(slower),
+            "slower": f"{ratio(point['mean'] / fastest)} times",
+            "amount": 0.0 if point["serial"] else log(point["mean"] / fastest),
         }
+        for point in points
+        if fastest
+    ]
 
 
 TOPIC = Topic(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
 from statistics import fmean
-from typing import Any
 
 from orchestrator.report.figures.axes import SIZE_AXIS
 from orchestrator.report.figures.bars import Bar, part_scale, stacked_bars
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import measured
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.decide import Ask, compared_data
 from orchestrator.report.formats import size
 from orchestrator.report.model.comparison import WorkloadView
@@ -23,58 +23,48 @@ from orchestrator.report.quantities.model_partition import (
     memory_bytes,
 )
 from orchestrator.report.quantities.quantity import Quantity
-from orchestrator.report.statistics.spread import Spread
 from orchestrator.report.topics.topic import Findings, Topic
 
 DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
-
-
+FULLEST = Quantity(size, memory_bytes, "Memory of the fullest rank")
 MEMORY = ("weights", "gradient", "optimizer", "activations")  # in the order of the stack
 
 
 def least_memory(view: WorkloadView) -> Findings:
     """The strategy that needs least memory on any rank, and its time per step beside other strategies."""
-    kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
+    kept = [group for group in view.reference_candidates if FULLEST.sample(group)]
     if not kept or not is_partitioned(view.groups):
         return
-    least, best = min(kept, key=lambda item: (item[0].mean, _step(item[1])))
-    serial = view.serial.over(memory_bytes) if view.serial else None
-    most = serial or max((spread for spread, _ in kept), key=lambda spread: spread.mean)
-    if least.mean >= NOTABLY_LESS * most.mean:
+    best = min(kept, key=lambda group: (FULLEST.mean_of(group), _step(group)))
+    serial = view.serial if view.serial and FULLEST.sample(view.serial) else None
+    least, most = FULLEST.mean_of(best), FULLEST.mean_of(serial or max(kept, key=FULLEST.mean_of))
+    if least >= NOTABLY_LESS * most:
         return
-    names = [view.name(group) for spread, group in kept if spread.mean == least.mean]
-    data: dict[str, Any] = {
-        "nodes": view.shape.label,
-        "strategy": view.name(best),
-        "strategies": names,
-        "bytes": least.mean,
-        "compared_with": "serial" if serial else "the most of any strategy",
-        "compared_bytes": most.mean,
-    }
-    others = [
-        group
-        for group in view.reference_candidates
-        if group.strategy_label == DATA_PARALLEL and group is not best
-    ]
+    replicated = [group for group in view.reference_candidates if group.strategy_label == DATA_PARALLEL]
+    others = [group for group in replicated if group is not best][:1]
     # Steps of other batches are other work.
     compared = [
         group
-        for group in [*others[:1], view.serial]
-        if group and group.first.times_compare and _steps(group) == _steps(best)
+        for group in [*others, view.serial]
+        if group and group.first.times_compare and Q.steps.over(group) == Q.steps.over(best)
     ]
-    pairs = [(best, group) for group in compared]
-    (answer,) = yield [Ask.of(Q.step_s, pairs if best.first.times_compare else [])]
-    if steps := answer.compared:
-        data |= {"names": [view.name(each.right) for each in steps], "compared": compared_data(steps)}
-    yield Finding("least_memory", evidence([best, *compared, view.serial]), data)
-
-
-def _steps(group: Group) -> Spread | None:
-    return group.over(lambda row: row.steps)
+    pairs = [(best, group) for group in compared if best.first.times_compare]
+    (answer,) = yield [Ask.of(Q.step_s, pairs)]
+    yield Finding.of(
+        "least_memory",
+        [best, *compared, view.serial],
+        nodes=view.shape.label,
+        strategies=[view.name(group) for group in kept if FULLEST.mean_of(group) == least],
+        bytes=least,
+        compared_with="serial" if serial else "the most of any strategy",
+        compared_bytes=most,
+        names=[view.name(each.right) for each in answer.compared],
+        compared=compared_data(answer.compared),
+    )
 
 
 def _step(group: Group) -> float:
-    return Q.step_s.mean_of(group) if Q.step_s.sample(group) else float("inf")
+    return Q.step_s.mean_of(group) if Q.step_s.sample(group) else inf
 
 
 def memory_per_rank(subject: Subject) -> Chart | None:
@@ -83,13 +73,12 @@ def memory_per_rank(subject: Subject) -> Chart | None:
     None if all ranks of all strategies keep the same amount, or none recorded it.
     """
     view = subject.view
-    shown = [group for group in view.reference_candidates if _memory(group)]
-    if not shown or not is_partitioned(shown):
+    groups = [*([view.serial] if view.serial else []), *view.reference_candidates]
+    kinds = [(group, _memory(group)) for group in groups]
+    bars = [Bar(group, amounts, size(sum(amounts.values()))) for group, amounts in kinds if amounts]
+    if not is_partitioned([bar.group for bar in bars if not bar.group.serial]):
         return None
-    shown.sort(key=lambda group: sum(_memory(group).values()))
-    serial = [view.serial] if view.serial and _memory(view.serial) else []
-    kinds = [(group, _memory(group)) for group in [*serial, *shown]]
-    bars = [Bar(group, amounts, size(sum(amounts.values()))) for group, amounts in kinds]
+    bars.sort(key=lambda bar: (not bar.group.serial, bar.total))
     axis = {"title": "bytes, mean over seeds", "labelExpr": SIZE_AXIS, "tickCount": 4}
     title = f"Memory of the fullest rank, {view.shape.label}"
     return stacked_bars(bars, part_scale(MEMORY, MEMORY), axis, size, title)
@@ -112,7 +101,7 @@ TOPIC = Topic(
             "and torch are not included.",
             memory_per_rank,
             shows=("least_memory",),
-            otherwise=measured(Quantity(size, memory_bytes, "Memory of the fullest rank")),
+            otherwise=measured(FULLEST),
             partitioners="first",
             links_matter=False,
         ),

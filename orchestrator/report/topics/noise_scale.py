@@ -6,7 +6,7 @@ critical batch, is about the gradient noise scale (McCandlish et al. 2018, Sec. 
 
 from __future__ import annotations
 
-from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.quantities import Q
 from orchestrator.report.topics.topic import Findings, Topic
@@ -30,19 +30,17 @@ def noise_scale(view: WorkloadView) -> Findings:
     _, bounds, group = min(known, key=lambda each: each[0])
     run, critical = group.first.run, Q.noise_scale_samples.mean_of(group)
     batch = run.batch_per_replica * run.num_replicas
-    yield Finding(
+    yield Finding.of(
         "noise_scale",
-        evidence([group]),
-        {
-            "strategy": view.name_on(group),
-            "seeds": len(group.ok_rows),
-            "batch": batch,
-            "critical_batch": critical,
-            "interval": bounds,
-            "samples": 1 + batch / critical,
-            "samples_interval": sorted(1 + batch / bound for bound in bounds),
-            "steps": 1 + critical / batch,
-        },
+        [group],
+        strategy=view.name_on(group),
+        seeds=len(group.ok_rows),
+        batch=batch,
+        critical_batch=critical,
+        interval=bounds,
+        samples=1 + batch / critical,
+        samples_interval=sorted(1 + batch / bound for bound in bounds),
+        steps=1 + critical / batch,
     )
 
 

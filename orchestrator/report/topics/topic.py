@@ -37,26 +37,20 @@ class Topic:
 
 
 class Started:
-    """A rule that has asked.
-
-    A rule asks once, and before its findings: what is compared cannot depend on what is decided.
-    """
+    """A rule that has asked. It asks once: what is compared cannot depend on what is decided."""
 
     def __init__(self, rule: Findings, workload: Workload | None = None) -> None:
         """workload: that of its findings, if they do not say it."""
+        first = next(rule, ())
         self._rule, self._workload = rule, workload
-        self._first = next(rule, None)
-
-    @property
-    def asks(self) -> Sequence[Ask]:
-        return () if self._first is None or isinstance(self._first, Finding) else self._first
+        self._said = [first] if isinstance(first, Finding) else []
+        self.asks: Sequence[Ask] = () if isinstance(first, Finding) else first
 
     def findings(self, claims: Claims) -> list[Finding]:
         """Its findings, once. Raises TypeError if it asks again."""
-        said: list[Sequence[Ask] | Finding] = [self._first] if isinstance(self._first, Finding) else []
-        if not said:
-            with suppress(StopIteration):
-                said.append(self._rule.send(replace(claims, asks=self.asks)))
+        said: list[Sequence[Ask] | Finding] = [*self._said]
+        with suppress(StopIteration):
+            said.append(self._rule.send(replace(claims, asks=self.asks)))
         found = []
         for each in [*said, *self._rule]:
             if not isinstance(each, Finding):

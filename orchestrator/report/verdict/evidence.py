@@ -94,7 +94,7 @@ def _clock(comparison: Comparison, views: Sequence[WorkloadView], kinds: _Kinds)
     parts, ok = [], True
     if "cluster" in clocks:
         found = kinds.of("cluster_time", "cluster_time_uncalibrated")
-        known = [finding for finding in found if "worst_error" in finding.data]
+        known = [finding for finding in found if finding.data["checked"]]
         unknown = len(known) < len(found)
         ok = not kinds.of("cluster_time_uncalibrated")
         if known:

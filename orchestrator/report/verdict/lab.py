@@ -12,7 +12,11 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.quantities import Q
 from orchestrator.report.quantities.learning import seeds_at_target
-from orchestrator.report.quantities.model_partition import ACTIVATIONS_OF_SERIAL
+from orchestrator.report.quantities.model_partition import (
+    ACTIVATIONS_OF_SERIAL,
+    SENT_OF_WEIGHTS,
+    STATE_OF_SERIAL,
+)
 from orchestrator.report.quantities.quantity import Quantity
 from orchestrator.report.topics.published import Ablated, ablated, ablation
 from orchestrator.report.topics.textbook_optimizers import TOLERANCE, optimizer_pairs
@@ -36,6 +40,9 @@ _RATIOS = (
     _Ratio("rounds_to_target", Q.rounds_to_target, lambda group: len({*seeds_at_target(group)}) == 1),
     _Ratio("bubble", Q.bubble_share),
     _Ratio("activations", ACTIVATIONS_OF_SERIAL),
+    _Ratio("state", STATE_OF_SERIAL),
+    _Ratio("sent", SENT_OF_WEIGHTS),
+    _Ratio("exchange_share", Q.exchange_share),
 )
 
 

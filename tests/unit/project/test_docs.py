@@ -163,6 +163,9 @@ def figures(entry: Published) -> list[str]:
         (entry.rounds_to_target, "{}"),
         (entry.steps_per_epoch, "{}"),
         (entry.staleness, "{:g}"),
+        (entry.state and 100 * entry.state, "{:.4g} %"),
+        (entry.sent, "{:g}"),
+        (entry.exchange_share and 100 * entry.exchange_share, "{:.4g} %"),
     ]
     return [form.format(value).replace("-", "−") for value, form in formats if value is not None]
 

@@ -18,7 +18,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.plots import draw
 from orchestrator.report.quantities import QUANTITIES, Q
-from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.columns import columns_of
 from orchestrator.report.render.csv_tables import summary_lines
 from orchestrator.report.statistics.common_seeds import SeedFit
 from orchestrator.report.statistics.contrasts import Contrast
@@ -216,7 +216,7 @@ def printed(comparison: Comparison) -> Iterator[tuple[str, str, float]]:
         for name, quantity in (("accuracy", "accuracy"), ("time_s", "train_s"), ("speedup", "speedup")):
             if isinstance(value := line[name], float):
                 yield quantity, group.first.key, value
-    for column in columns_of_groups("groups", speedup_intervals(comparison, claims)):
+    for column in columns_of("results", speedup_intervals(comparison, claims)):
         for group in comparison.groups:
             if column.key in QUANTITIES and (value := column.cell(group).value) is not None:
                 yield column.key, group.first.key, value

@@ -324,7 +324,8 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
             assert not scales_beyond_the_rule(RunSpec.model_validate(none)), name
     local_steps = {"one_shot", "local_sgd", "diloco", "fedopt", "fedprox", "gossip", "hogwild"}
     local_steps |= {"hierarchical_sgd", "elastic_averaging", "scaffold", "fednova", "noloco"}
-    assert beyond == {*local_steps, "push_sum", "sparta", "async_parameter_server"}
+    asynchronous = {"async_parameter_server", "async_diloco", "fedbuff"}
+    assert beyond == {*local_steps, *asynchronous, "push_sum", "sparta"}
     for strategy in every_step:
         assert not scales_beyond_the_rule(RunSpec(strategy=strategy, nodes=4, lr_scaling="linear"))
 
@@ -332,7 +333,7 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
 def test_unequal_conditions_are_one_caution_per_workload() -> None:
     runs = [a_run(), a_run("ddp", nodes=2), a_run(lr=0.1), a_run("ddp", nodes=2, samples=400, lr=0.1)]
     one, other = findings_of(a_comparison(*runs), "conditions_unequal")
-    assert (one.caution, one.data["shape"]) == (True, "2")
+    assert (one.caution, one.data["nodes"]) == (True, "2\N{NO-BREAK SPACE}nodes")
     assert one.data["differences"] == {"global batch": {"32": ["serial"], "64": ["ddp over gloo"]}}
     assert set(other.data["differences"]) == {"samples per epoch", "global batch"}
     assert {row.key for row in one.rows} == {runs[0].key, runs[1].key}

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.quantities import Q
-from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.columns import columns_of
 from orchestrator.report.statistics.intervals import geometric_interval, t_quantile
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -73,7 +73,7 @@ def test_a_missing_noise_scale_has_its_reason() -> None:
         assert Q.noise_scale_samples.of(row) is None
         assert reason in Q.noise_scale_samples.missing(row)
     both = a_comparison(measured(90.0), a_run("local_sgd", **RUN)).groups
-    shown = [each["noise_scale_samples"] for each in cells(columns_of_groups("groups"), both)]
+    shown = [each["noise_scale_samples"] for each in cells(columns_of("results"), both)]
     assert shown == ["90.0", Q.noise_scale_samples.missing(both[1].first)]
     one_rank_lacks_it = measured(90.0)
     one_rank_lacks_it.epochs[0] = one_rank_lacks_it.epochs[0].model_copy(update={"gradient_noise": None})

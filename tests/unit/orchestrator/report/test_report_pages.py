@@ -26,7 +26,7 @@ from orchestrator.report.findings.speedups import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.quantities import QUANTITIES
-from orchestrator.report.render.columns import columns_of_groups
+from orchestrator.report.render.columns import ORDER, columns_of
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
     RESULTS,
@@ -35,7 +35,6 @@ from orchestrator.report.render.csv_tables import (
     result_lines,
     summary_lines,
 )
-from orchestrator.report.render.order import ORDER
 from orchestrator.report.render.runs import missing_runs, repeat_command
 from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.report.render.terms import TERMS
@@ -380,7 +379,7 @@ def test_every_column_is_explained_and_filled_unless_it_says_when_it_is_empty(fi
 
 
 def test_a_table_or_a_file_has_every_quantity() -> None:
-    somewhere = {*RESULTS, *(name for names in ORDER.values() for name in names)}
+    somewhere = {*RESULTS, *(name for names in ORDER.values() for name in names.split())}
     assert [name for name in QUANTITIES if name not in somewhere] == ["averaging_gain"]  # in findings
 
 
@@ -428,7 +427,7 @@ def test_a_speedup_has_one_interval(nodes: int, time: float) -> None:
     if nodes == 4:  # the only number of nodes at which findings compare with serial
         interval = finding_of(comparison, "fastest").data["speedup_interval"]
         assert interval == pytest.approx((low, high))
-    shown = cells(columns_of_groups("groups", speedup_intervals(comparison, claims)), [group])
+    shown = cells(columns_of("results", speedup_intervals(comparison, claims)), [group])
     assert shown[0]["speedup_interval"] == f"{low:.2f}–{high:.2f}"
     options = {(each.name, each.shape[0]): each.speedup for each in verdicts_of(comparison)[0].options}
     assert f"({low:.2f}–{high:.2f})" in options["all_reduce over mpi", str(nodes)]

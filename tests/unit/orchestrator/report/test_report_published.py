@@ -12,7 +12,7 @@ from orchestrator.replay.run import ClusterTime
 from orchestrator.report.formats import JOIN, percent
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.render.line_columns import PUBLISHED
+from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
@@ -142,16 +142,19 @@ def test_other_published_numbers() -> None:
     (line,) = table(in_blocks([entry], theirs=[stale]))
     names = ("staleness_published", "staleness_measured", "runs")
     assert [line[name] for name in names] == ["1.00", "1.50 | max 3", "3 nodes, link {latency_ms: 5}"]
-    # The pipeline waits 4 of 8 s, and stores 5000 bytes.
+    # The pipeline waits 4 of 8 s, and stores 5000 bytes. The state of serial has 12000, 4000 of weights.
     runs = [in_parts(a_run(), [1000], activations=[8000]), a_pipeline()]
-    entry = {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5}
+    entry = {"runs": {"nodes": 2}, "bubble": 0.25, "activations": 0.5, "exchange_share": 0.2}
+    entry |= {"state": 0.5, "sent": 0.1}
     comparison = in_blocks([entry], theirs=runs)
     (line,) = table(comparison)
-    names = ("bubble_measured", "activations_published", "activations_measured")
-    assert [line[name] for name in names] == ["50.0%", "50.0%", "62.5%"]
+    names = ("bubble_measured", "activations_published", "activations_measured", "exchange_share_measured")
+    assert [line[name] for name in names] == ["50.0%", "50.0%", "62.5%", "50.0%"]
+    assert [line[name] for name in ("state_measured", "sent_measured")] == ["60.0%", "2.78"]
     (verdict,) = verdicts_of(comparison)
     assert "bubbles are 2.00 times" in verdict.headline
     assert "activations is 1.25 times" in verdict.headline
+    assert "Exchange shares are 2.50 times" in verdict.headline
 
 
 def test_only_options_that_change_runs_override_the_published_ones() -> None:

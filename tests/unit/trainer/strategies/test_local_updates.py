@@ -274,6 +274,7 @@ def test_optimizers_that_the_mathematics_does_not_fit_are_refused() -> None:
     for strategy, optimizer, allowed in (
         ("scaffold", "momentum", "allowed: sgd, textbook_sgd"),
         ("fednova", "adam", "textbook_momentum"),
+        ("demo", "momentum", "allowed: sgd, textbook_sgd"),
     ):
         with pytest.raises(ValidationError) as caught:
             RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": optimizer})

@@ -83,6 +83,6 @@ def test_sync_batch_norm_requires_a_synchronous_strategy_or_one_rank() -> None:
             RunSpec.model_validate({"strategy": strategy, "nodes": 2, "model": SYNCHRONISED})
         (error,) = caught.value.errors()
         assert error["type"] == "model"
-        in_steps = {"all_gather", "all_reduce", "delayed_all_reduce", "reduce_broadcast"}
+        in_steps = {"all_gather", "all_reduce", "delayed_all_reduce", "demo", "reduce_broadcast"}
         sharded = {"ddp", "fsdp", "zero1", "zero2", "zero3"}
         assert {*error["ctx"]["allowed"].split(", ")} == in_steps | sharded

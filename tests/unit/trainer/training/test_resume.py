@@ -85,12 +85,13 @@ WITH_STATE: list[dict[str, Any]] = [
     {"name": "fednova", "local_steps": 4},
     {"name": "push_sum", "graph": "random", "overlap": 2},
     {"name": "sparta", "delay": 2},
+    {"name": "demo", "decay": 0.9},
 ]
 IN_FLIGHT: dict[str, Any] = {**MOMENTUM, "batch_size": 5, "checkpoint_steps": 7}
 
 
 def of_optimizer(strategy: str) -> dict[str, Any]:
-    return {"optimizer": "sgd"} if strategy == "scaffold" else {}
+    return {"optimizer": "sgd"} if strategy in ("scaffold", "demo") else {}
 
 
 GPT = {"name": "gpt", "layers": 2, "width": 16, "heads": 4, "dropout": 0.2}
