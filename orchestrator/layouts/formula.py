@@ -131,7 +131,8 @@ def estimate(run: RunSpec, sizes: Sizes, link: Link, batch: float | None = None)
     parts = parts_of_work(schedule, micro_batches, chunks) if pipelined else 1
     parameters = [sum(shared.value(each, each.parameters) for each in rank) for rank in ranks]
     costs = _Costs(link)
-    _in_data(costs, name, parameters, mesh.data * context, len(sizes.blocks))
+    copies: int = getattr(strategy, "replicate", 1)
+    _in_data(costs, name, parameters, mesh.data * context, len(sizes.blocks), copies)
     _in_tensor(costs, sizes, mesh, samples, micro_batches)
     if pipelined:
         passed = [stage[-1].output_bytes * samples / micro_batches for stage in stages[:-1]]
@@ -141,7 +142,7 @@ def estimate(run: RunSpec, sizes: Sizes, link: Link, batch: float | None = None)
         _in_attention(costs, strategy, sizes, context, samples)
     hidden = min(costs.hideable_s, BACKWARD * least)
     held = [
-        _state(name, own, mesh.data, sizes)
+        _state(name, own, mesh.data // copies, sizes)
         + samples
         * (1 if schedule == "gpipe" else min(micro_batches, (mesh.pipeline - at) * chunks) / micro_batches)
         * sum(each.output_bytes if again > 1 else shared.saved(each) for each in rank)
@@ -255,8 +256,13 @@ def _batch_of(run: RunSpec) -> int:
     return run.batch_per_replica * run.replicas_in_step
 
 
-def _in_data(costs: _Costs, name: str, parameters: Sequence[float], ranks: int, blocks: int) -> None:
-    """The mean gradient, and what else replicas exchange. parameters: of each stage."""
+def _in_data(
+    costs: _Costs, name: str, parameters: Sequence[float], ranks: int, blocks: int, copies: int
+) -> None:
+    """The mean gradient, and what else replicas exchange.
+
+    parameters: of each stage. copies: of a model whose weights are sharded.
+    """
     size = FLOAT * max(parameters)
     match name:
         case "ddp":
@@ -268,8 +274,10 @@ def _in_data(costs: _Costs, name: str, parameters: Sequence[float], ranks: int, 
             costs.gather(size / blocks, ranks, blocks, hides=True)
             costs.gather(size / blocks, ranks, blocks)
         case "fsdp":
-            costs.gather(size / blocks, ranks, 2 * blocks, hides=True)
-            costs.gather(size / blocks, ranks, blocks)
+            shards = ranks // copies
+            costs.gather(size / blocks, shards, 2 * blocks, hides=True)
+            costs.gather(size / blocks, shards, blocks)
+            costs.all_reduce(size / blocks / shards, copies, blocks)
         case _:
             costs.all_reduce(size, ranks)
     costs.sent_bytes *= sum(parameters) / len(parameters) / max(parameters)  # the mean over stages

@@ -52,7 +52,9 @@ def mean_step_bytes(run: RunSpec, samples: float, parameters: Sequence[int], who
             return model.layers * attention + 2 * gradient * others
         case Fsdp() | Zero3():
             gathers = run.accumulate * (2 if strategy.reshard else 1)
-            return (gathers + run.accumulate) * gradient * others
+            copies, shards = strategy.replicate, ranks // strategy.replicate
+            between = 2 * run.accumulate * gradient / shards * (copies - 1) / copies
+            return (gathers + run.accumulate) * gradient * (shards - 1) / shards + between
     match run.name_of("strategy"):
         case "ddp" | "parameter_server":  # a server and its workers send what replicas send
             return 2 * gradient * others

@@ -96,6 +96,30 @@ class Wrong(Averages):
             comm.recv(gradient, session.size - 1)  # which sends nothing
 
 
+class Overlaps(Averages):
+    """Averages two parts of a gradient at a time. how: what is wrong of it, if anything is."""
+
+    how: str = ""
+
+    def reduce(self, session: Any, gradient: Any) -> None:
+        first, second = gradient[:10], gradient[10:]
+        if self.how == "order" and session.rank == 1:
+            first, second = second, first
+            requests = [session.comm.iall_reduce(first, "mean")]  # 1 starts
+        else:
+            requests = [session.comm.iall_reduce(first, "mean")]  # 0 starts
+        requests.append(session.comm.iall_reduce(second, "mean"))  # second
+        _ = torch.empty_like(gradient[:4].view(2, 2))  # has no elements of it
+        if self.how == "writes":
+            gradient[3] = 0.0  # writes
+        if self.how == "reads":
+            gradient.sum()  # reads
+        if self.how == "forgets" and session.rank == 1:
+            requests.pop()
+        for request in requests:
+            request.wait()
+
+
 class OwnStatistics(Strategy):
     """Averages parameters once, at the end, and leaves each rank its BatchNorm statistics."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trainer.comm.errors import CommunicationError
+from trainer.comm.errors import ExchangeError
 from trainer.comm.nonblocking import Finished, Operation, Request, Together
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock, Span
@@ -310,11 +310,14 @@ class Communicator(ABC):
         self.trace(Kind.WAIT, span, number, min(early_us, MAX_EARLY_US))
 
     def check_waited(self) -> None:
-        """Raise CommunicationError if a request was never waited for, subgroups included."""
-        for request in self.outstanding.values():
-            raise CommunicationError(f"the {request} was never waited for")
-        for subgroup in self.subgroups:
-            subgroup.check_waited()
+        """Raise ExchangeError if a request was never waited for, subgroups included."""
+        for request in self.unfinished:
+            raise ExchangeError(f"rank {self.run_ranks[self.rank]} never waits for the {request}")
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Requests that were started and not waited for, those of subgroups included."""
+        return [*self.outstanding.values(), *(each for part in self.subgroups for each in part.unfinished)]
 
     def split(self, colour: int) -> Communicator:
         """A communicator over the ranks with the same colour, in rank order; every rank calls it.

@@ -1,4 +1,4 @@
-"""What a transport raises when an exchange fails."""
+"""What is raised when an exchange fails, or is used wrongly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from contextlib import contextmanager
 
 class CommunicationError(Exception):
     """The transport failed, most often because a peer has ended. The message names the operation."""
+
+
+class ExchangeError(Exception):
+    """A strategy breaks a rule of exchanges. The message names the exchange, with file and line."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy as np
 from annotated_types import Interval
 from pydantic import ValidationError
 
+from trainer.comm.errors import CommunicationError, ExchangeError
 from trainer.components.facts import MOST_RANKS, Imported, Source
 from trainer.components.kind import Input, Kind, NotApplicable, Note, Verdict, counted, law
 from trainer.core.failure import Failure
 from trainer.core.strategy import Strategy, Uneven, runs_on
+from trainer.core.trace import Kind as Exchange
 from trainer.core.user_code import ImportFailure
 from trainer.data.base import Data, Dataset, Split
 from trainer.data.cache import DatasetCache
@@ -80,9 +83,10 @@ class Ranks(Input):
         """The same with other values."""
         return self.model_copy(update=changed)
 
-    def spec(self, strategy: Any, transport: str = "memory") -> RunSpec:
+    def spec(self, strategy: Any, transport: str = "memory", debug: bool = False) -> RunSpec:
         """The run. strategy: its form, or an instance. Raises NotApplicable if the run is invalid."""
         fields = {"strategy": strategy, "nodes": self.number, "transport": transport, **RUNS[self.run][1]}
+        fields["debug"] = debug
         try:
             return RunSpec.model_validate({**RUN, **fields})
         except ValidationError as error:
@@ -168,7 +172,7 @@ class StrategyKind(Kind[Strategy]):
 
     # Trainings
 
-    def spec(self, ranks: Ranks, transport: str = "memory") -> RunSpec:
+    def spec(self, ranks: Ranks, transport: str = "memory", debug: bool = False) -> RunSpec:
         """A run of it, in which it lists memory unless it is registered.
 
         Raises NotApplicable if the run is invalid.
@@ -176,7 +180,7 @@ class StrategyKind(Kind[Strategy]):
         on_ranks = StrategyKind(self.own, replace(self.on, ranks=ranks.number))
         # A strategy written on the communicator runs over every transport, whichever it lists.
         in_run = on_ranks.in_run(transports=(*self.own.transports, "memory"))
-        spec = ranks.spec(in_run, transport)
+        spec = ranks.spec(in_run, transport, debug)
         if reason := self.own.validation_error(spec.model, spec.nodes, spec.batch_size):
             raise NotApplicable(f"on {counted(ranks.number, 'rank')}: {reason}")
         return spec
@@ -195,7 +199,7 @@ class StrategyKind(Kind[Strategy]):
             raise NotApplicable(f"it does not train: {done}") from done
         return done
 
-    def anew(self, ranks: Ranks) -> Training:
+    def anew(self, ranks: Ranks, debug: bool = False) -> Training:
         """The training, done now. Raises what the strategy raises, or NotApplicable."""
         from trainer.launch import processes, threads
 
@@ -203,9 +207,9 @@ class StrategyKind(Kind[Strategy]):
             raise NotApplicable("it does not train")
         if transport := self._between_processes:
             limit_s = SHARE * self.on.limit_s
-            return processes.train(self.spec(ranks, transport), limit_s, ranks.datasets)
+            return processes.train(self.spec(ranks, transport, debug), limit_s, ranks.datasets)
         try:
-            return threads.train(self.spec(ranks), datasets=ranks.datasets)
+            return threads.train(self.spec(ranks, debug=debug), datasets=ranks.datasets)
         except Exception as error:
             if "memory" in self.own.transports or NO_GROUP not in str(error):
                 raise
@@ -255,8 +259,26 @@ class StrategyKind(Kind[Strategy]):
 
         try:
             self._done[ranks] = self.anew(ranks)
-        except DeadlockError as error:
+        except (DeadlockError, CommunicationError) as error:
+            with suppress(DeadlockError, CommunicationError):
+                return self._misuse(ranks) or Failure("every rank trains to the end", str(error))
             return Failure("every rank trains to the end", str(error))
+        except ExchangeError as error:
+            return Failure("every request is waited for", str(error))
+        return None
+
+    @law("requests start in order, and own their buffers", essential=True)
+    def requests(self, ranks: Ranks) -> Verdict:
+        if not any((each.records["kind"] == Exchange.WAIT).any() for each in self.trained(ranks).traces):
+            raise NotApplicable("it starts no exchange beside other work")
+        return self._misuse(ranks)
+
+    def _misuse(self, ranks: Ranks) -> Failure | None:
+        """Which rule of exchanges it breaks, and where, as a run with `debug` finds it."""
+        try:
+            self.anew(ranks, debug=True)
+        except ExchangeError as error:
+            return Failure("exchanges that keep the rules", str(error))
         return None
 
     @law("every replica trains on its samples")

@@ -50,7 +50,22 @@ Equal = Literal["serial", "all_reduce"]
 # The transports with all operations of a Communicator, the default first. A new one is added here.
 ALL_TRANSPORTS = ("mpi", "gloo", "rpc", "memory", "nccl")
 CPU_TRANSPORTS = ("gloo", "mpi", "rpc", "memory")
+Replicate = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="copies of the model, each sharded over neighbouring nodes; it divides their number",
+    ),
+]
 MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
+
+
+def divisor_error(name: str, value: int, ranks: int) -> str | None:
+    """Why a parameter does not divide the number of ranks, or None."""
+    if ranks % value == 0:
+        return None
+    divisors = ", ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
+    return f"{name} is {value} on {ranks} nodes; allowed: {divisors}"
 
 
 def runs_on(strategy: Strategy, ranks: int) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ValidationError
 
 from trainer.comm.base import Communicator
-from trainer.comm.errors import CommunicationError
+from trainer.comm.errors import CommunicationError, ExchangeError
 from trainer.comm.nonblocking import Operation, Posted
 from trainer.core.clock import Clock
 from trainer.core.position import Position
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 4096  # more than a position needs in JSON
 POISON = float("nan")  # in a buffer that must not be read
-
-
-class MismatchError(Exception):
-    """Two ranks have entered different exchanges. The message names both, with file and line."""
 
 
 class Both(Operation):
@@ -87,10 +84,13 @@ class Queued(Operation):
         return self._headers.done()
 
     def run(self) -> None:
-        """Compare, and run. Raises MismatchError."""
+        """Compare, and run. Raises ExchangeError."""
         self._comm.compare(self._headers.finish())
         if not _same_bits(self._buffer, self._expected):
-            raise MismatchError(f"the buffer of {self._position.text} was changed before `wait`")
+            rank = self._comm.run_ranks[self._comm.rank]
+            raise ExchangeError(
+                f"rank {rank} changes the buffer of {self._position.text} before its `wait`"
+            )
         self._outcome = self._run(self._brought)
         if self._in_place:
             self._outcome = self._buffer.copy_(self._brought)
@@ -106,9 +106,10 @@ class CheckedCommunicator(Communicator):
 
     topology: ClassVar[str] = ""
 
-    def __init__(self, inner: Communicator) -> None:
+    def __init__(self, inner: Communicator, code: Path | None = None) -> None:
+        """code: the directory of users' code, see `position_of`."""
         super().__init__(inner.rank, inner.size, inner.clock)
-        self._inner, self.device = inner, inner.device
+        self._inner, self._code, self.device = inner, code, inner.device
         # Ranks compare what they start in the order of the starts, and run it later.
         self._later = inner._split([[*range(inner.size)]], 0) if inner.size > 1 else inner
         self.queued: deque[Queued] = deque()
@@ -198,28 +199,22 @@ class CheckedCommunicator(Communicator):
         return Posted(self._posted[source], buffer, take, lambda: 0)
 
     def _split(self, groups: list[list[int]], number: int) -> Communicator:
-        return CheckedCommunicator(self._inner._split(groups, number))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def abort(self) -> None:
-        self._inner.abort()
+        return CheckedCommunicator(self._inner._split(groups, number), self._code)
 
     def _position(self) -> Position:
         """Where this rank is; it is in an exchange."""
-        found = position_of(sys._getframe(1))
+        found = position_of(sys._getframe(1), self._code)
         if found is None or found.exchange is None:
             raise RuntimeError("called outside of an exchange")
         return found
 
     def _compare(self) -> None:
-        """Raise MismatchError unless all ranks have entered the same exchange."""
+        """Raise ExchangeError unless all ranks have entered the same exchange."""
         self.run_queued()
         self.compare(self._inner._all_gather(self._header(self._position())))
 
     def compare(self, headers: Tensor) -> None:
-        """Raise MismatchError unless the headers of all ranks name the same exchange."""
+        """Raise ExchangeError unless the headers of all ranks name the same exchange."""
         self._check({rank: self._read(header, rank) for rank, header in enumerate(headers)})
 
     def _check(self, positions: Mapping[int, Position]) -> None:
@@ -227,7 +222,7 @@ class CheckedCommunicator(Communicator):
         for rank, other in others:
             if one.exchange and other.exchange and not one.exchange.agrees(other.exchange):
                 ranks = self.run_ranks[first], self.run_ranks[rank]
-                raise MismatchError(
+                raise ExchangeError(
                     f"rank {ranks[0]} calls {one.text} while rank {ranks[1]} calls {other.text}"
                 )
 

@@ -27,13 +27,13 @@ STRATEGIES = PACKAGE / "strategies"
 PEER_PARAMETERS = ("root", "distance", "to", "source")
 
 
-def position_of(frame: FrameType | None) -> Position | None:
+def position_of(frame: FrameType | None, code: Path | None = None) -> Position | None:
     """Where a thread is, by its innermost frame in users' code or a strategy, else in the trainer.
 
-    Returns None if none of its frames is there.
+    code: a directory of users' code, see `name_in_code`. Returns None if none of its frames is there.
     """
     frames = [*_frames(frame)]
-    named = [(each, *found) for each in frames if (found := _name(Path(each.f_code.co_filename)))]
+    named = [(each, *found) for each in frames if (found := _name(Path(each.f_code.co_filename), code))]
     if not named:
         return None
     at, name, _ = next((each for each in named if each[2]), named[0])
@@ -64,9 +64,9 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _name(path: Path) -> tuple[str, bool] | None:
+def _name(path: Path, code: Path | None) -> tuple[str, bool] | None:
     """The name of a file, and whether it is of a user or a strategy. None for those of libraries."""
-    if found := name_in_code(path):
+    if found := name_in_code(path, code):
         return str(found), True
     if not path.is_relative_to(PACKAGE) or path.is_relative_to(PACKAGE / "comm"):
         return None

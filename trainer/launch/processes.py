@@ -30,13 +30,12 @@ from trainer.core.events import Event, EventReader, EventWriter, how_ended
 from trainer.core.failure import RankFailure
 from trainer.core.forked import Child, Ended
 from trainer.core.processes import end_with_parent
-from trainer.core.registry import ImportedComponent
 from trainer.core.result import TrainResult
 from trainer.core.trace import read_trace
 from trainer.core.user_code import frames_in, place_in
 from trainer.data.cache import DatasetCache
 from trainer.launch.interface import VARIABLES
-from trainer.launch.ranks import connect, rank_clock, run_rank
+from trainer.launch.ranks import code_of, connect, rank_clock, run_rank
 from trainer.launch.threads import DeadlockError, Training
 from trainer.launch.threads import train as train_on_threads
 from trainer.launch.watchdog import Watchdog
@@ -102,10 +101,10 @@ def train(spec: RunSpec, limit_s: float, datasets: DatasetCache) -> Training:
     _ = task.data  # loaded before the ranks are forked
     with tempfile.TemporaryDirectory() as name, _forked_ranks(task, Path(name)) as ranks:
         in_time = _wait(ranks, limit_s)
-        where = "" if in_time else _whereabouts(ranks, Path(name), _code_of(spec))
+        where = "" if in_time else _whereabouts(ranks, Path(name), code_of(spec))
         reported = EventReader(Path(name), spec.world_size).new()
         events = [[each for each in reported if each.rank == rank] for rank in range(spec.world_size)]
-        if failure := _failure([process.exitcode for process in ranks], events, _code_of(spec)):
+        if failure := _failure([process.exitcode for process in ranks], events, code_of(spec)):
             raise RankFailure(failure)
         if not in_time:
             raise DeadlockError(f"after {limit_s:g} s, {where}")
@@ -181,11 +180,6 @@ def _run(context: NodeContext, task: Task, shared: Any, barrier: Barrier | None,
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if succeeded else 1)  # not through Python's exit, see trainer/__main__.py
-
-
-def _code_of(spec: RunSpec) -> Path | None:
-    """The directory of a user's strategy."""
-    return spec.strategy.imported.directory if isinstance(spec.strategy, ImportedComponent) else None
 
 
 def _wait(ranks: Sequence[ForkProcess], limit_s: float) -> bool:

@@ -8,25 +8,28 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.comm.attempt_store import exit_barrier
 from trainer.comm.base import Communicator
-from trainer.comm.errors import CommunicationError
+from trainer.comm.errors import CommunicationError, ExchangeError
 from trainer.comm.forked import ForkedCommunicator
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
 from trainer.core.record import cut
+from trainer.core.registry import ImportedComponent
 from trainer.core.result import Diverged, TrainResult
 from trainer.core.user_code import ImportFailure, place_of
 from trainer.data.base import DataError
-from trainer.launch.checked import CheckedCommunicator, MismatchError
+from trainer.launch.checked import CheckedCommunicator
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.registries import TRANSPORTS
+from trainer.spec.run_spec import RunSpec
 from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
 from trainer.training.faults import FaultError
@@ -53,7 +56,7 @@ EXPLAINED = (
     QuotaError,
     FaultError,
     ImportFailure,
-    MismatchError,
+    ExchangeError,
     MemoryShortage,
 )
 
@@ -87,8 +90,6 @@ def run_rank(
     comm = stopped = None
     try:
         comm = connected() if task.spec.strategy.trains else None
-        if task.spec.debug and comm and comm.size > 1:
-            comm = CheckedCommunicator(comm)
         result = train(context, task, events, comm, shared, session_of)
         events.write("result", **result.model_dump())
         if context.attempt is not None:
@@ -131,6 +132,12 @@ def train(
     session_of: makes the session of a rank whose training is simulated; None: it trains.
     """
     session: Any
+    watched: Any = nullcontext()
+    if task.spec.debug and comm and comm.size > 1:
+        from trainer.launch.owned_buffers import OwnedBuffers
+
+        comm = CheckedCommunicator(comm, code_of(task.spec))
+        watched = OwnedBuffers(comm, code_of(task.spec))
     if comm is None:
         session = BareSession(context, events)
     elif session_of is not None:
@@ -142,9 +149,15 @@ def train(
     strategy = task.spec.strategy
     if comm is not None and comm.clock.given:
         strategy = strategy.stand_in() or strategy
-    strategy.train(session)
-    result: TrainResult = session.result()
+    with watched:
+        strategy.train(session)
+        result: TrainResult = session.result()
     return result
+
+
+def code_of(spec: RunSpec) -> Path | None:
+    """The directory of a user's strategy."""
+    return spec.strategy.imported.directory if isinstance(spec.strategy, ImportedComponent) else None
 
 
 def _exit_together(
@@ -203,7 +216,7 @@ def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
 def report_failure(events: EventWriter, error: Exception) -> None:
     """Write the exit report of a rank that failed. Call it while the exception is being handled."""
     cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
-    names_place = isinstance(error, ImportFailure | DataError | MismatchError)
+    names_place = isinstance(error, ImportFailure | DataError | ExchangeError)
     if not names_place and (place := place_of(error)):
         cause = f"{place}: {cause}"
     trace = traceback.format_exc()

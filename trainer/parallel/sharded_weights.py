@@ -32,20 +32,25 @@ class ShardedWeightsReplica(Replica):
         model: nn.Sequential,
         task: Task,
         comm: Communicator,
+        shards: Communicator,
         gather: Gather,
         reduce: Reduce,
         reshard: bool,
     ) -> None:
-        """reshard: free the weights of a block between its forward and its backward pass."""
+        """
+        Args:
+            shards: the ranks over which a copy of the model is sharded.
+            reshard: free the weights of a block between its forward and its backward pass.
+        """
         super().__init__(model, task, comm.clock)
-        self._comm, self._reshard = comm, reshard
+        self._comm, self._reshard = shards, reshard
         unused = {model.get_parameter(name) for name in task.spec.model.unused}
         self._blocks: dict[int, Block] = {}  # by number in the chain
         self._block_of: dict[nn.Parameter, Block] = {}
         rows: dict[nn.Parameter, Tensor] = {}
         for number, module in enumerate(model):
             if parameters := [each for each in trained_parameters(module) if each not in unused]:
-                block = self._blocks[number] = Block(parameters, comm, gather, reduce)
+                block = self._blocks[number] = Block(parameters, shards, gather, reduce)
                 self._block_of.update(dict.fromkeys(parameters, block))
                 rows.update(zip(parameters, block.own, strict=True))
         for group in self._optimizer.param_groups:

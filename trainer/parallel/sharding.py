@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -31,8 +32,21 @@ class ShardedReplica(Replica):
     It starts to gather a block when the one before it begins to compute.
     """
 
-    def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, reshard: bool) -> None:
-        """reshard: free the other ranks' rows between the forward and the backward pass."""
+    def __init__(
+        self,
+        model: nn.Sequential,
+        task: Task,
+        comm: Communicator,
+        shards: Communicator,
+        copies: Communicator | None,
+        reshard: bool,
+    ) -> None:
+        """
+        Args:
+            shards: the ranks over which a copy of the model is sharded.
+            copies: those with the same rows of each copy; None: there is one copy.
+            reshard: free the other ranks' rows between the forward and the backward pass.
+        """
         channels_last = task.spec.model.channels_last
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
@@ -40,16 +54,18 @@ class ShardedReplica(Replica):
                 if parameter.dim() == 4 and (channels_last or not parameter.is_contiguous()):
                     parameter.data = parameter.data.contiguous()
                     module.register_forward_hook(_to_channels_last)
-        mesh = Ranks(comm)
+        mesh = Ranks(shards)
         blocks: list[Any] = [each for each in model.children() if [*each.parameters()]]
         for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-            block.set_custom_all_gather(AllGather(comm))
-            block.set_custom_reduce_scatter(ReduceScatter(comm))
+            block.set_custom_all_gather(AllGather(shards))
+            block.set_custom_reduce_scatter(ReduceScatter(shards))
+            if copies:
+                block.set_all_reduce_hook(partial(copies.all_reduce, op="mean"))
         for block, following in pairwise(blocks):  # backward, torch does so by itself
             block.set_modules_to_forward_prefetch([following])
         self._root: Any = fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-        self._reshard, self._comm = reshard, comm
+        self._reshard, self._comm = reshard, shards
         super().__init__(model, task, comm.clock)
 
     def squared_gradient_norm(self) -> Tensor:

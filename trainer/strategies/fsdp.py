@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
+from trainer.core.strategy import (
+    CPU_TRANSPORTS,
+    Equal,
+    Interval,
+    Replicate,
+    Strategy,
+    Uneven,
+    divisor_error,
+)
 from trainer.models.base import sharded_rows_error
-from trainer.strategies.zero3 import Zero3
+from trainer.strategies.zero3 import Zero3, groups
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -26,8 +35,12 @@ class Fsdp(Strategy):
     Rows are padded with zeros to a multiple of P; the padding is sent and held too. These bytes are
     counted. gloo's reduce-scatter is an all-reduce, and sends n(P−1)/P bytes more.
 
-    Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
-    `fully_shard` is ZeRO stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
+    With R = `replicate`, each of R groups of G = P/R neighbouring ranks shards a copy of the model: torch's
+    hybrid sharding (HSDP). Put G for P above. After the reduce-scatter, ranks with the same rows all-reduce
+    their mean, which blocks: 2(n/G)(R−1)/R bytes more, the only ones between groups.
+
+    Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", Sec. 3.2.2
+    for hybrid sharding. `fully_shard` is ZeRO stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
@@ -39,32 +52,38 @@ class Fsdp(Strategy):
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
-    layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     reshard: bool = Field(
         True, description="free a block's weights after the forward pass and gather them again"
     )
+    replicate: Replicate = 1
     uneven: Uneven = "join"
+
+    @classmethod
+    def layouts_on(cls, ranks: int) -> Sequence[dict[str, Any]]:
+        return [{}, *({"replicate": each} for each in range(2, ranks) if ranks % each == 0)]
 
     @property
     def sent_per_counted(self) -> float:
         gathers = 2 if self.reshard else 1
-        return (gathers + 2) / (gathers + 1)  # the reduce-scatter is counted once, and sent twice
+        # The reduce-scatter is counted once, and sent twice. With copies, the share depends on the ranks.
+        return (gathers + 2) / (gathers + 1) if self.replicate == 1 else 1.0
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return sharded_rows_error(model)
+        return sharded_rows_error(model) or divisor_error("replicate", self.replicate, ranks)
 
     def stand_in(self) -> Strategy | None:
-        return Zero3(uneven=self.uneven, reshard=self.reshard)
+        return Zero3(uneven=self.uneven, reshard=self.reshard, replicate=self.replicate)
 
     def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica
 
-        replica = session.replica_of(ShardedReplica, self.reshard)
+        shards, copies = groups(session.comm, self.replicate)
+        replica = session.replica_of(ShardedReplica, shards, copies, self.reshard)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
                 # The mean of the weighted gradients over ranks is the mean over the samples of the step.
                 weight = batch.share * session.size
-                replica.backward(batch, weight)  # gathers weights, reduce-scatters gradients
+                replica.backward(batch, weight)  # gathers weights, reduces gradients
                 replica.step()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Interval, Strategy, Uneven, Weighting
+from trainer.core.strategy import CPU_TRANSPORTS, Interval, Strategy, Uneven, Weighting, divisor_error
 
 if TYPE_CHECKING:
     from trainer.comm.base import Communicator
@@ -49,10 +49,7 @@ class HierarchicalSGD(Strategy):
         return self.local_steps * self.group_averages == 1
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
-        if ranks % self.group_size == 0:
-            return None
-        divisors = ", ".join(str(each) for each in range(1, ranks + 1) if ranks % each == 0)
-        return f"group_size is {self.group_size} on {ranks} nodes; allowed: {divisors}"
+        return divisor_error("group_size", self.group_size, ranks)
 
     def train(self, session: Session) -> None:
         group = session.comm.split(session.rank // self.group_size)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import CPU_TRANSPORTS, Equal, Interval, Strategy, Uneven
+from trainer.core.strategy import (
+    CPU_TRANSPORTS,
+    Equal,
+    Interval,
+    Replicate,
+    Strategy,
+    Uneven,
+    divisor_error,
+)
 from trainer.models.base import sharded_rows_error
 
 if TYPE_CHECKING:
@@ -30,7 +38,13 @@ class Zero3(Strategy):
     padded with zeros to a multiple of P, and the padding is sent and held. Frozen weights are not sharded.
     With `accumulate`, all exchanges take place for each micro-batch.
 
-    Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.3 and 7.2.2.
+    With R = `replicate`, each of R groups of G = P/R neighbouring ranks shards a copy of the model: hybrid
+    sharding. Put G for P above. After a reduce-scatter in the group, ranks with the same rows all-reduce
+    the mean of these, which blocks: 2(n/G)(R−1)/R bytes more. Only these pass between groups. A rank holds
+    1/G of the state. R = P is `all_reduce` by blocks.
+
+    Sources: Rajbhandari et al. 2020, "ZeRO", Sec. 5.3 and 7.2.2; Zhao et al. 2023, "PyTorch FSDP", Sec.
+    3.2.2, for hybrid sharding.
     """
 
     transports: ClassVar[tuple[str, ...]] = CPU_TRANSPORTS
@@ -47,10 +61,11 @@ class Zero3(Strategy):
     reshard: bool = Field(
         True, description="free a block's weights after the forward pass and gather them again"
     )
+    replicate: Replicate = 1
     uneven: Uneven = "join"
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return sharded_rows_error(model)
+        return sharded_rows_error(model) or divisor_error("replicate", self.replicate, ranks)
 
     def stand_in(self) -> Strategy | None:
         return self
@@ -58,7 +73,15 @@ class Zero3(Strategy):
     def train(self, session: Session) -> None:
         from trainer.parallel.sharded_weights import ShardedWeightsReplica
 
-        replica = session.replica_of(ShardedWeightsReplica, all_gather, reduce_scatter, self.reshard)
+        shards, copies = groups(session.comm, self.replicate)
+
+        def mean(gradient: Tensor, shards: Communicator) -> Tensor:
+            rows = reduce_scatter(gradient, shards)
+            if copies:
+                copies.all_reduce(rows, "mean")
+            return rows
+
+        replica = session.replica_of(ShardedWeightsReplica, shards, all_gather, mean, self.reshard)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
@@ -66,6 +89,14 @@ class Zero3(Strategy):
                 weight = batch.share * session.size
                 replica.backward(batch, weight)  # gathers weights, reduce-scatters gradients
                 replica.step()  # updates this rank's rows
+
+
+def groups(comm: Communicator, copies: int) -> tuple[Communicator, Communicator | None]:
+    """The ranks that shard a copy of the model, and those with this rank's rows of other copies, if any."""
+    if copies == 1:
+        return comm, None
+    size = comm.size // copies
+    return comm.split(comm.rank // size), comm.split(comm.rank % size)
 
 
 def all_gather(rows: Tensor, comm: Communicator) -> Request:

@@ -591,7 +591,7 @@ class Session:
 
         Raises:
             RuntimeError: The strategy has started no replica.
-            CommunicationError: It has never waited for an exchange that it has started.
+            ExchangeError: It has never waited for an exchange that it has started.
         """
         if not self._started:
             raise RuntimeError("`train` has returned without a call of session.start(replica)")

@@ -55,7 +55,10 @@ def test_shards_hold_less_and_hide_what_runs_beside_the_backward_pass() -> None:
     assert zero2.held_bytes == approx(8000 * (1 + 2 / 4) + 6400)
     assert fsdp.held_bytes == approx(8000 * 3 / 4 + 6400)
     assert [each.sent_bytes / 6000 for each in (zero1, zero2, fsdp)] == approx([3, 2, 3])
-    for each in (zero1, zero2, fsdp):
+    hybrid = of({"name": "fsdp", "replicate": 2})
+    assert hybrid.held_bytes == approx(8000 * 3 / 2 + 6400)
+    assert hybrid.sent_bytes == approx(3 * 8000 / 2 + 2 * 4000 / 2)
+    for each in (zero1, zero2, fsdp, hybrid):
         least, most = each.exchange_s
         assert most - least == approx(2 / 3 * 0.024)  # all of the backward pass
 

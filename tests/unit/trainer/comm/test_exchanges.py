@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import ANY, Mock, call, patch
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,11 +27,12 @@ from tests.unit.conftest import PROJECT
 from tests.unit.threads import TorchRpc, running_clock, together
 from trainer.comm import rpc
 from trainer.comm.base import Communicator
-from trainer.comm.errors import CommunicationError
+from trainer.comm.errors import CommunicationError, ExchangeError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
-from trainer.launch.checked import CheckedCommunicator, MismatchError
+from trainer.launch.checked import CheckedCommunicator
+from trainer.launch.owned_buffers import OwnedBuffers
 from trainer.spec.run_spec import RunSpec
 from trainer.virtual.communicator import VirtualCommunicator
 from trainer.virtual.run import in_turns
@@ -111,7 +114,14 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
 
 
 def checked(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
-    return together(size, lambda comm: body(CheckedCommunicator(comm)), clock)
+    """As ranks of a run with `debug`."""
+
+    def own(comm: Communicator) -> Any:
+        found = CheckedCommunicator(comm)
+        with OwnedBuffers(found, None):
+            return body(found)
+
+    return together(size, own, clock)
 
 
 def virtually(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
@@ -250,12 +260,14 @@ def test_a_request_that_is_never_waited_for_is_named(run: Run) -> None:
         part.iall_reduce(own.clone(), "sum").wait()
         comm.check_waited()
         part.iall_gather(own)
-        with pytest.raises(CommunicationError) as error:
+        with pytest.raises(ExchangeError) as error:
             comm.check_waited()
         return str(error.value)
 
-    for found in run(2, body):
-        assert found.startswith("the iall_gather started at test_exchanges.py:")
+    for rank, found in enumerate(run(2, body)):
+        assert found.startswith(
+            f"rank {rank} never waits for the iall_gather started at test_exchanges.py:"
+        )
 
 
 def test_a_start_on_a_gpu_does_not_read_the_clock_and_counts_from_its_wait() -> None:
@@ -331,17 +343,16 @@ def test_rank_0_leaves_rpc_last() -> None:
 
 
 @pytest.mark.parametrize("start", ["iall_reduce", "ibroadcast", "iall_gather"])
-def test_debug_names_a_buffer_that_changes_before_it_is_waited_for(start: str) -> None:
-    """A buffer that receives holds nan meanwhile, and so does what is computed from it."""
+def test_debug_names_a_buffer_that_numpy_changes_before_it_is_waited_for(start: str) -> None:
+    """A buffer that receives holds nan meanwhile."""
 
     def body(comm: Communicator) -> bool:
         own = own_of(comm.rank)
         options = {"iall_reduce": ("mean",), "ibroadcast": (0,), "iall_gather": ()}[start]
         request = getattr(comm, start)(own, *options)
-        in_place = start != "iall_gather"
-        assert bool(own.isnan().all()) == in_place
-        own[3] = 1.0
-        with pytest.raises(MismatchError, match=f"{start}.* of 12 elements .* was changed before `wait`"):
+        assert bool(np.isnan(own.numpy()).all()) == (start != "iall_gather")
+        own.numpy()[3] = 1.0
+        with pytest.raises(ExchangeError, match=f"rank {comm.rank} changes the buffer of {start}.* 12 el"):
             request.wait()
         return True
 
@@ -349,6 +360,52 @@ def test_debug_names_a_buffer_that_changes_before_it_is_waited_for(start: str) -
 
 
 FILE = "trainer/strategies/mine.py"
+
+
+def in_file(code: str, line: int) -> Any:
+    """An expression as one of this line of FILE."""
+    return compile("\n" * (line - 1) + code, str(PROJECT / FILE), "eval")
+
+
+# What a rank starts, what it does before `wait`, and how that uses the buffer; empty: it does not.
+USES = [
+    ("comm.iall_reduce(own, 'sum')", "own + 1", "reads"),
+    ("comm.iall_reduce(own[:4], 'sum')", "(own[4:] + 1, own[4:].zero_())", ""),
+    ("comm.iall_reduce(own[4:], 'sum')", "own[2:6].add_(1)", "writes to"),
+    ("comm.split(0).iall_reduce(own, 'sum')", "torch._foreach_mul_([torch.ones(1), own], 2)", "writes to"),
+    ("comm.ibroadcast(own, 0)", "torch.cat([own, own])", "reads"),
+    ("comm.iall_gather(own)", "own + 1", ""),
+    ("comm.iall_gather(own)", "torch.add(own, 1, out=own)", "writes to"),
+    ("comm.ireduce_scatter(own)", "own.view(-1)[1:2].fill_(0)", "writes to"),
+    ("comm.iweighted_mean(own, 1.0)", "own.zero_()", ""),
+    ("comm.irecv(own, 1 - comm.rank)", "own[0].item()", "reads"),
+    ("comm.ishift(own, 1)", "own.mul_(2)", "writes to"),
+    ("comm.iall_reduce(own, 'sum')", "(own.view(2, 6)[0].detach(), own.new_zeros(3))", ""),
+]
+
+
+def test_debug_names_who_uses_a_buffer_before_it_is_waited_for() -> None:
+    for start, use, how in USES:
+
+        def body(comm: Communicator, start: str = start, use: str = use) -> str:
+            names = {"comm": comm, "own": own_of(comm.rank), "torch": torch}
+            peer = 1 - comm.rank
+            sent = [comm.isend(own_of(comm.rank), peer)] if "irecv" in start else []
+            request = eval(in_file(start, 1), names)
+            try:
+                eval(in_file(use, 2), names)
+            except ExchangeError as error:
+                return str(error)
+            finally:
+                for each in (*sent, request):
+                    each.wait()
+            return ""
+
+        for rank, found in enumerate(checked(2, body)):
+            expected = rf"^rank {rank} {how} the buffer of the \w+ started at {FILE}:1 at {FILE}:2, before"
+            assert re.match(expected, found) if how else found == "", (start, use, found)
+
+
 PARTS = "comm.split(comm.rank > 0)."
 # What each rank evaluates, rank r in line r + 1 of the file, and what the error contains.
 MISMATCHES: list[tuple[list[str], list[str]]] = [
@@ -385,11 +442,10 @@ def test_a_mismatch_names_two_ranks_and_their_lines() -> None:
     for bodies, messages in MISMATCHES:
 
         def run(comm: Communicator, bodies: list[str] = bodies) -> Any:
-            code = "\n" * comm.rank + bodies[comm.rank]
             names = {"comm": CheckedCommunicator(comm), "own": torch.arange(6.0) + comm.rank}
-            return eval(compile(code, str(PROJECT / FILE), "eval"), names)
+            return eval(in_file(bodies[comm.rank], comm.rank + 1), names)
 
-        (found,) = {str(each) for each in together(len(bodies), run) if isinstance(each, MismatchError)}
+        (found,) = {str(each) for each in together(len(bodies), run) if isinstance(each, ExchangeError)}
         assert all(each in found for each in messages), found
 
 

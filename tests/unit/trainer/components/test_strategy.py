@@ -51,12 +51,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def users(directory: Path, name: str) -> StrategyKind:
+def users(directory: Path, name: str, **parameters: Any) -> StrategyKind:
     """A component of mine.py, or what is wrong with one."""
-    how = {} if name[0].isupper() else {"how": name}
-    source = Source(folder=str(directory), module="mine.py", attribute="Wrong" if how else name)
-    own = StrategyKind.adapt(source.load(), how, source)
-    return StrategyKind(own, On(source=source, parameters=how))
+    if not name[0].isupper():
+        name, parameters = "Wrong", {"how": name}
+    source = Source(folder=str(directory), module="mine.py", attribute=name)
+    own = StrategyKind.adapt(source.load(), parameters, source)
+    return StrategyKind(own, On(source=source, parameters=parameters))
 
 
 @pytest.mark.parametrize(("name", "laws", "text"), WRONG, ids=[each[0].replace(" ", "-") for each in WRONG])
@@ -67,6 +68,34 @@ def test_a_wrong_strategy_breaks_its_laws(directory: Path, name: str, laws: set[
     assert {each.law for each in failed} == laws
     assert re.search(text, f"{failed[0].input}: {failed[0].got}")
     assert psutil.Process().children(recursive=True) == others
+
+
+# What is wrong of Overlaps, the law that it breaks, and what is found at the lines with these comments.
+MISUSES = [
+    ("order", "ends", r"rank 0 calls iall_reduce\(mean\) of 10 .* {0 starts} while .* 6360 .* {1 starts}$"),
+    ("writes", "requests", "rank [01] writes to .* iall_reduce started at {0 starts} at {writes}, before"),
+    ("reads", "requests", "rank [01] reads .* iall_reduce started at {0 starts} at {reads}, before its"),
+    ("forgets", "ends", "rank 1 never waits for the iall_reduce started at {second}$"),
+]
+
+
+@pytest.mark.parametrize(("how", "law", "text"), MISUSES, ids=[each[0] for each in MISUSES])
+def test_a_wrong_use_of_requests_is_named_with_its_lines(
+    directory: Path, how: str, law: str, text: str
+) -> None:
+    lines = (directory / "mine.py").read_text().splitlines()
+    places = {line.partition("  # ")[2]: f"mine.py:{at}" for at, line in enumerate(lines, start=1)}
+    found = findings(users(directory, "Overlaps", how=how))
+    failed = [each for each in found.values() if each.status == "failed"]
+    assert [each.law for each in failed] == [law]  # others are not tried
+    assert re.search(text.format_map(places), failed[0].got), failed[0].got
+
+
+def test_a_right_use_of_requests_keeps_all_laws(directory: Path) -> None:
+    found = findings(users(directory, "Overlaps"))
+    assert {each.status for each in found.values()} == {"ok", "note", "skipped"}
+    assert (found["requests"].status, found["requests"].inputs) == ("ok", 2)
+    assert findings(users(directory, "Averages"), "ends", "requests")["requests"].status == "skipped"
 
 
 class OnlyPairs(wrong.Averages):

@@ -87,6 +87,7 @@ WITH_STATE: list[dict[str, Any]] = [
     {"name": "sparta", "delay": 2},
     {"name": "demo", "decay": 0.9},
 ]
+HSDP = {"name": "zero3", "replicate": 2}
 IN_FLIGHT: dict[str, Any] = {**MOMENTUM, "batch_size": 5, "checkpoint_steps": 7}
 
 
@@ -119,6 +120,10 @@ MESH = {"name": "hybrid", "mesh": {"data": 2, "pipeline": 2}}
         pytest.param({"name": "tensor_parallel"}, 2, {**TOKENS, **BY_STEPS}, id="tensor"),
         pytest.param("expert_parallel", 2, {**EXPERTS, **BY_STEPS}, id="experts"),
         pytest.param(ZERO_BUBBLE, 2, {**TOKENS, "clip_norm": 0.1, **BY_EPOCHS}, id="pipeline"),
+        pytest.param(HSDP, 4, {**MOMENTUM, "batch_size": 5, **BY_STEPS}, id="shards"),
+        pytest.param(
+            {**HSDP, "name": "fsdp"}, 4, {**MOMENTUM, "batch_size": 5, **BY_STEPS}, id="shards of torch"
+        ),
         pytest.param(MESH, 4, {**TOKENS, "epochs": 3, **BY_STEPS}, id="hybrid"),
     ],
 )

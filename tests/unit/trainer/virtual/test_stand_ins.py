@@ -39,9 +39,15 @@ def exchanges(training: VirtualTraining) -> list[list[tuple[str, int, int]]]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp", STAGE_2])
+@pytest.mark.parametrize(
+    ("strategy", "nodes"),
+    [
+        *((strategy, nodes) for strategy in ("ddp", "zero1", "zero2", "fsdp", STAGE_2) for nodes in (2, 3)),
+        *(({"name": "fsdp", "replicate": copies}, 4) for copies in (2, 4)),
+    ],
+    ids=str,
+)
 def test_exchanges_are_those_of_the_real_strategy(strategy: Any, model: str, nodes: int) -> None:
     run = {"strategy": strategy, "nodes": nodes, "transport": "gloo", "batch_size": 8, "epochs": 2}
     spec = RunSpec.model_validate({**run, **MODELS[model], "partitioner": "quantity"})
