@@ -475,7 +475,11 @@ def plan(
     ] = None,
     memory: Annotated[str | None, option("Of a node, for the model's state: 4gb.", takes="SIZE")] = None,
     batch_size: Annotated[int, option("Samples per step, of all nodes.", takes="", min=1)] = 64,
-    samples: Annotated[int | None, option("To train on, for time and price.", takes="N", min=1)] = None,
+    samples: Annotated[int | None, option("Of an epoch, for time and price.", takes="N", min=1)] = None,
+    epochs: Annotated[int, option("Passes over the samples.", takes="", min=1)] = 1,
+    noise_scale: Annotated[
+        float | None, option("Of gradients, as a report shows it.", takes="SAMPLES")
+    ] = None,
     price: Annotated[str | None, option("Price of a node in an hour: 2.50/h.", takes="PRICE/h")] = None,
     dataset: Annotated[str | None, option("copy, induction or synthetic.")] = None,
     transport: Annotated[str, option("gloo, mpi or rpc.")] = "gloo",
@@ -503,7 +507,7 @@ def plan(
         )
     wanted = command.asked(
         *(name, nodes, memory, link, cluster, dataset, batch_size, sets or (), transport),
-        *(hardware, price, samples),
+        *(hardware, price, samples, epochs, noise_scale),
     )
     console = text_console()
     planner = command.planner(wanted, data_dir, partial(print, file=sys.stderr, flush=True))

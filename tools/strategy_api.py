@@ -100,6 +100,7 @@ DECLARED: dict[str, dict[str, str]] = {
         "servers": "samples",
         "deterministic": "repeats",
         "averages": "averages",
+        "averages_gradients": "",
         "virtual": "",
         "equivalent": "",
         "every_gradient": "",

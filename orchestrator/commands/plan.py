@@ -69,7 +69,8 @@ class Asked:
         memory_bytes: of a node; None: any.
         machine: the nodes; None: as this machine.
         price_per_h: of a node; None: unknown.
-        samples: to train on; None: unknown.
+        samples: of an epoch; None: unknown.
+        noise_scale: gradient noise scale in samples; None: unknown.
     """
 
     serial: RunSpec
@@ -81,6 +82,18 @@ class Asked:
     machine: Machine | None = None
     price_per_h: float | None = None
     samples: int | None = None
+    epochs: int = 1
+    noise_scale: float | None = None
+
+    @property
+    def updates(self) -> int | None:
+        """Updates in an epoch, the last one with fewer samples; None: unknown."""
+        return self.samples and -(-self.samples // self.serial.batch_size)
+
+    @property
+    def samples_factor(self) -> float | None:
+        """Samples for the same loss, by those of the smallest batches (McCandlish et al. 2018)."""
+        return self.noise_scale and 1 + self.serial.batch_size / self.noise_scale
 
     @property
     def candidates(self) -> Iterator[RunSpec | Impossible]:
@@ -100,8 +113,16 @@ def asked(
     hardware: str | None = None,
     price: str | None = None,
     samples: int | None = None,
+    epochs: int = 1,
+    noise_scale: float | None = None,
 ) -> Asked:
     """The options, checked. Raises InputError."""
+    if samples is not None and samples < batch_size:
+        raise InputError(f"--batch-size {batch_size}: an epoch of {samples} samples has no full update")
+    if noise_scale is not None and not 0 < noise_scale < inf:
+        raise InputError(f"--noise-scale {noise_scale:g}: must be a number of samples above 0")
+    if samples is None and epochs > 1:
+        raise InputError(f"--epochs {epochs}: needs --samples, those of an epoch")
     own = None if link == "none" else link_of(link)
     measured = None if cluster is None else read_measured_cluster(cluster)
     if transport not in TRANSPORTS:
@@ -111,7 +132,8 @@ def asked(
     serial, network = serial_run(model, dataset, batch_size, sets), Network(own, measured)
     shown = own or network.of(cluster_of_run(serial), transport).link
     limit = None if size is None else parse_memory(size)
-    return Asked(serial, nodes, transport, shown, network, limit, machine, parse_price(price), samples)
+    known = (limit, machine, parse_price(price), samples, epochs, noise_scale)
+    return Asked(serial, nodes, transport, shown, network, *known)
 
 
 def parse_memory(text: str) -> float:
@@ -309,7 +331,7 @@ def answer(planner: Planner) -> str:
         text += "" if both else " by formula"
         batch = crossing(best, rival, planner.sizes, asked.link)
         text += f", which is as fast from a batch of about {batch:,} on" if batch else ""
-    return f"{text}. {_why(best, asked.machine)}{_total(asked, middle)}"
+    return f"{text}. {_why(best, asked.machine)}{total(asked, middle)}"
 
 
 def _why(best: Option, machine: Machine | None) -> str:
@@ -330,14 +352,25 @@ def _why(best: Option, machine: Machine | None) -> str:
     )
 
 
-def _total(asked: Asked, step_s: float) -> str:
-    """The time of a training and its price, if the samples are known."""
-    if asked.samples is None:
-        return ""
-    updates = max(1, round(asked.samples / asked.serial.batch_size))
-    hours = updates * step_s / 3600
-    cost = "" if asked.price_per_h is None else f", {hours * asked.nodes * asked.price_per_h:,.2f} in all"
-    return f" {asked.samples:,} samples are {updates:,} updates: {hours:,.3g} h{cost}."
+def total(asked: Asked, step_s: float) -> str:
+    """The updates of a training, its time and price if its samples are known, and what its batch costs."""
+    text = ""
+    if asked.samples and asked.updates:
+        updates = asked.epochs * asked.updates
+        of_each = f", {asked.updates:,} in each epoch" if asked.epochs > 1 else ""
+        hours = updates * step_s / 3600
+        price = asked.price_per_h
+        cost = "" if price is None else f", {hours * asked.nodes * price:,.2f} in all"
+        samples = asked.epochs * asked.samples
+        text = f" {samples:,} samples are {updates:,} updates{of_each}: {hours:,.3g} h{cost}."
+    if asked.samples_factor and asked.noise_scale:
+        batch = asked.serial.batch_size
+        text += (
+            f" {batch:,} samples a step are {formats.ratio(batch / asked.noise_scale)} times the critical "
+            f"batch: expect about {formats.ratio(asked.samples_factor)} times the samples of the smallest "
+            "batches for the same loss."
+        )
+    return text
 
 
 def _replicates(option: Option) -> bool:
@@ -468,6 +501,8 @@ class PlanRecord(BaseModel):
     """The output of `--json`: layouts that fit, the fastest first, then the others."""
 
     answer: str
+    updates_per_epoch: int | None
+    samples_factor: float | None
     parameters: int
     serial_step_s: tuple[float, float, float]
     layouts: list[OptionRecord]
@@ -480,6 +515,8 @@ def record(planner: Planner) -> PlanRecord:
     found = planner.plan
     return PlanRecord(
         answer=answer(planner).replace(formats.JOIN, " "),
+        updates_per_epoch=planner.asked.updates,
+        samples_factor=planner.asked.samples_factor,
         parameters=planner.sizes.parameters,
         serial_step_s=found.serial.step_s,
         layouts=[

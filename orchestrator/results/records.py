@@ -68,6 +68,9 @@ class EpochPoint(_Finite):
     consensus_distance: float | None = None
     lr: float | None = None  # learning rate; older results lack it
     target_reached: bool = False  # in `patience` consecutive epochs: training ended here
+    # The rank's part of two sums over the steps of the epoch, see trainer.training.noise.
+    gradient_noise: float | None = None
+    gradient_signal: float | None = None
 
 
 class CertifiedPart(PartitionRecord):

@@ -154,6 +154,8 @@ class Epoch(Record):
         loss: the loss of the last batch; None for a server.
         target_reached: training ends here.
         consensus_distance: the distance of replicas that differ.
+        gradient_noise, gradient_signal: sums over steps, see trainer.training.noise.GradientNoise; those of
+            the whole run after the ranks' parts are added.
     """
 
     epoch: Number
@@ -165,6 +167,8 @@ class Epoch(Record):
     lr: Amount | None = None
     target_reached: bool = False
     consensus_distance: Real | None = None
+    gradient_noise: Real | None = None
+    gradient_signal: Real | None = None
 
 
 class Checkpoint(Record):

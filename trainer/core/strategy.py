@@ -110,6 +110,9 @@ class Strategy(Component):
     every_gradient: ClassVar[bool] = False
     # All ranks process every batch together, so layers may communicate.
     synchronous: ClassVar[bool] = False
+    # Each step of a replica applies the mean, over all replicas, of the gradients of an earlier backward
+    # pass, in the order of passes. So the replica can measure their noise.
+    averages_gradients: ClassVar[bool] = False
     # False: no model, no data, no torch (fault_injection).
     trains: ClassVar[bool] = True
     # In topology single, ranks are forked processes instead of threads.

@@ -171,6 +171,7 @@ class Partitioner(Component):
     disjoint: ClassVar[bool] = False  # no sample is in two partitions
     covers: ClassVar[bool] = False  # every sample is in a partition
     random: ClassVar[bool] = True  # depends on the seed
+    random_parts: ClassVar[bool] = False  # a partition is a random sample of the training set
     transforms_images: ClassVar[bool] = False  # overrides `transform_images`
     needs_classes: ClassVar[bool] = False  # assigns samples by their class
     even_parts: ClassVar[bool] = (

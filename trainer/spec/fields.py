@@ -222,6 +222,11 @@ class RunFields(BaseModel):
         None,
         description="nodes that attack the aggregation of the strategy, and how they do it; null: none",
     )
+    noise_scale: bool = Field(
+        False,
+        description="measure the gradient noise scale, if ranks average gradients, in two passes over the "
+        "gradient in each step",
+    )
     save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
     trace: TraceMode = Field(
         "steps",

@@ -28,6 +28,7 @@ class AllGather(Strategy):
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"

@@ -30,6 +30,7 @@ class AllReduce(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 

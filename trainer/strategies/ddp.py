@@ -44,6 +44,7 @@ class Ddp(Strategy):
     equivalent: ClassVar[str | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"

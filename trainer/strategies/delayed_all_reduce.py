@@ -28,6 +28,7 @@ class DelayedAllReduce(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     delay: int = Field(1, ge=0, le=100, description="D: steps between a gradient and its use")

@@ -22,6 +22,7 @@ class ReduceBroadcast(Strategy):
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
     equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"

@@ -35,6 +35,7 @@ class Zero1(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
     layouts: ClassVar[tuple[dict[str, Any], ...]] = ({},)

@@ -36,6 +36,7 @@ class Zero2(Strategy):
     equals: ClassVar[Equal | None] = "all_reduce"
     every_gradient: ClassVar[bool] = True
     synchronous: ClassVar[bool] = True
+    averages_gradients: ClassVar[bool] = True
     shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
     needs_thread: ClassVar[bool] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from trainer.models.layers.dropout import Dropout
 from trainer.models.layers.experts import MixtureOfExperts
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.training.loader import Batch
+from trainer.training.noise import GradientNoise
 from trainer.training.task import Task
 from trainer.training.trained import statistics, trained_parameters
 
@@ -53,12 +54,14 @@ class Replica:
     Attributes:
         model: the torch module.
         loss: mean loss of the last batch of the epoch; None if there was none, or if another rank has it.
+        noise: measures the noise of gradients in `backward` and `step`; None: it is not measured.
         unused_fields: fields of the run that `backward` and `step` put into practice, and have not yet.
     """
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
         self.loss: Tensor | None = None
+        self.noise: GradientNoise | None = None
         self.activation_bytes: int | None = None  # measured in the first step
         # Of the last batch, by micro-batch.
         self._outputs: Sequence[Tensor] = [torch.zeros(0)]
@@ -139,7 +142,8 @@ class Replica:
         """
         losses, outputs = [], []
         self.unused_fields.discard("accumulate")
-        with self._clock.phase("compute"), self._notifying(len(batch.targets)):
+        measuring = self.noise.measuring(self._parameters, batch, weight) if self.noise else nullcontext()
+        with self._clock.phase("compute"), measuring, self._notifying(len(batch.targets)):
             self.zero_grad()
             for number, (inputs, targets, share, counts) in enumerate(self._in_micro_batches(batch), 1):
                 self._micro_batch = number
@@ -289,6 +293,8 @@ class Replica:
         """Take one step of the optimizer with the present gradient, clipped to `clip_norm`."""
         self.unused_fields.discard("clip_norm")
         with self._clock.phase("compute"):
+            if self.noise:
+                self.noise.applied(self._state_tensors()["gradient"])
             if self._clip_norm is not None:
                 self._clip_gradient(self._clip_norm)
             self._optimizer.step()

@@ -29,6 +29,7 @@ from trainer.core.result import TrainResult, listed_waits
 from trainer.core.strategy import Init, Uneven, Weighting
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.core.tracer import Tracer
+from trainer.spec.noise_scale import unmeasured_reason
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.traces import untraced_reason
 from trainer.training.aggregator import Aggregator
@@ -40,6 +41,7 @@ from trainer.training.loader import Batch, BatchLoader
 from trainer.training.lr_schedule import Target, learning_rate, scheduled_rate
 from trainer.training.memory import Activations, reset_peak_memory
 from trainer.training.metrics import StepProgress, TrainingMetrics
+from trainer.training.noise import GradientNoise
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -207,6 +209,8 @@ class Session:
                 "common": _on_device(common, self.comm.device),
                 "own": _on_device(own, self.comm.device),
             }
+        if unmeasured_reason(self.spec) is None:  # not of passes of the warm-up
+            replica.noise = GradientNoise(self.size if self.spec.strategy.full_gradients else 1)
         wait_for_limits(self._context, self._events)
         self._probe_links()
         reset_peak_memory()
@@ -411,6 +415,7 @@ class Session:
                 lr=replica.lr,
                 target_reached=reached,
                 **consensus,
+                **(replica.noise.taken() if replica.noise else {}),
             )
             replica.loss = None  # the next epoch's, if this rank trains in it
             self.comm.barrier()

@@ -72,6 +72,7 @@ KINDS = {
     "split_point": Kind("Split point", "model"),
     "best_accuracy": Kind("Accuracy", "accuracy"),
     "fewer_updates": Kind("Accuracy", "accuracy"),
+    "noise_scale": Kind("Noise scale", "accuracy"),
     "common_seeds": Kind("Common seeds", "accuracy"),
     "averaging": Kind("Averaging", "accuracy"),
     "variant": Kind("Parameters"),

@@ -26,7 +26,7 @@ LIMIT_LABELS = {
 _COMPONENTS = ("dataset", "model", "optimizer", "lr_schedule", "augmentation", "loss")
 _AS_IN_SPEC = (
     *("lr", "batch_size", "batch_per", "epochs", "target_accuracy", "patience"),
-    *("clip_norm", "precision", "threads"),
+    *("clip_norm", "precision", "noise_scale", "threads"),
 )
 LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
 SURVIVAL = ("on_loss", "checkpoint_epochs", "checkpoint_steps")  # that say how a run survives faults
@@ -78,6 +78,7 @@ class Workload:
     byzantine: str = ""  # the nodes that attack, and how
     clip_norm: float | None = None  # of gradients
     precision: str = "float32"  # in which layers compute
+    noise_scale: bool = False  # whether it was measured, which takes time
     warm_up_epochs: int = 0  # of its serial runs
 
     @classmethod
@@ -121,6 +122,7 @@ class Workload:
                 f", {'1 epoch' if self.epochs == 1 else f'{self.epochs} epochs'}{self._until}",
                 _unless(None, ", gradients clipped to norm {:g}", self.clip_norm),
                 _unless("float32", ", in {}", self.precision),
+                _unless(False, ", with noise_scale", self.noise_scale),
                 _unless("none", ", augmentation {}", self.augmentation),
                 _unless("nll", ", loss {}", self.loss),
                 _unless(1, ", {} threads per rank", self.threads),

@@ -1,4 +1,4 @@
-"""Learning rates, epochs, and the time to a target accuracy."""
+"""Learning rates, epochs, the time to a target accuracy, and the noise of gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, count
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.quantities.quantity import Quantity
+from orchestrator.report.quantities.quantity import Bounds, Quantity
+from orchestrator.report.statistics.spread import geometric_interval
+from trainer.spec.noise_scale import unmeasured_reason
 
 NOT_REACHED = "not reached"
 
@@ -93,8 +95,45 @@ def _stopped_early(rows: Sequence[Row]) -> bool:
     return any(last_epoch(row) not in (None, row.run.epochs) for row in rows)
 
 
+def _noise_and_signal(row: Row) -> tuple[float, float] | None:
+    """The two sums over all ranks and steps; None if they were not measured."""
+    parts = [(point.gradient_noise, point.gradient_signal) for point in row.result.epochs]
+    known = [(noise, signal) for noise, signal in parts if noise is not None and signal is not None]
+    if not known or len(known) < len(parts):
+        return None
+    return sum(noise for noise, _ in known), sum(signal for _, signal in known)
+
+
+def _noise_scale(row: Row) -> float | None:
+    noise, signal = _noise_and_signal(row) or (0.0, 0.0)
+    return noise / signal if noise > 0 and signal > 0 else None
+
+
+def _no_noise_scale(row: Row) -> str:
+    """Why there is none, for a table."""
+    beyond = "mean gradient not above its noise" if _noise_and_signal(row) else ABSENT
+    return unmeasured_reason(row.run) or beyond
+
+
+def _noise_scale_interval(group: Group) -> Bounds | None:
+    """On new seeds; None if some seed has no noise scale."""
+    values = [Learning.noise_scale_samples.of(row) for row in group.ok_rows]
+    known = [value for value in values if value is not None]
+    return geometric_interval(known) if len(known) == len(values) else None
+
+
 class Learning:
-    """Epochs, rates and the way to the target."""
+    """Epochs, rates, the way to the target, and the noise on it."""
+
+    noise_scale_samples = Quantity(
+        formats.significant,
+        _noise_scale,
+        "Noise scale, samples",
+        ratio=True,
+        interval=_noise_scale_interval,
+        missing=_no_noise_scale,
+        shown_for=lambda rows: any(row.run.noise_scale for row in rows),
+    )
 
     rounds_to_target = Quantity(
         formats.whole,

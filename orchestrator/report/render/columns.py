@@ -33,7 +33,7 @@ ORDER = {
         accuracy accuracy_interval bits_per_token dropped_choices accuracy_difference
         local_accuracy_mean consensus_distance exchange_share communicate_s hidden_s wait_s
         exchange_s_per_step bytes_sent_per_rank bytes_sent_per_rank_per_step link_latency_s
-        link_bytes_per_s samples_per_s staleness_mean
+        link_bytes_per_s samples_per_s staleness_mean noise_scale_samples
     """,
     "certificates": """
         strategy nodes samples coverage overlap coverage_whole_run overlap_whole_run

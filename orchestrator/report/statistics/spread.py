@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, log, sqrt
 from statistics import fmean, geometric_mean
 
 import numpy as np
@@ -106,3 +106,16 @@ def accuracy_interval(values: Sequence[float], images: int | None) -> tuple[floa
         low, high = _wilson(round(mean * images), images)
         below, above = mean - low, high - mean
     return max(0.0, mean - sqrt(of_seeds**2 + below**2)), min(1.0, mean + sqrt(of_seeds**2 + above**2))
+
+
+def geometric_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of a geometric mean with new seeds, by Student's t of the logarithms.
+
+    values: > 0, one per seed. None for fewer than MIN_SEEDS.
+    """
+    if len(values) < MIN_SEEDS:
+        return None
+    logs = [log(value) for value in values]
+    half = t_quantile(len(logs) - 1) * float(np.std(logs, ddof=1)) / sqrt(len(logs))
+    middle = float(np.mean(logs))
+    return exp(middle - half), exp(middle + half)

@@ -14,8 +14,9 @@ from orchestrator.report.model.groups import grouped
 from orchestrator.report.topics.topic import Started, Topic
 
 ORDER = """
-asked published textbook_optimizers links choice accuracy common_seeds partitioners target many_nodes
-predicted speed exchange stragglers memory bubbles split_points samples conditions clock runs faults
+asked published textbook_optimizers links choice accuracy common_seeds partitioners target noise_scale
+many_nodes predicted speed exchange stragglers memory bubbles split_points samples conditions clock runs
+faults
 """
 TOPICS: list[Topic] = [import_module(f"{__name__}.{name}").TOPIC for name in ORDER.split()]
 FIGURES = {kind.name: kind for topic in TOPICS for kind in topic.figures}

@@ -101,7 +101,7 @@ SHARED = {
     "link_switch": "control",
     "models": "base split_points",
     "parallel": "mesh schedules",
-    "spec": "byzantine checks faults link node_speed output_limits registries run_spec traces",
+    "spec": "byzantine checks faults link node_speed noise_scale output_limits registries run_spec traces",
     "strategies": "hybrid",
     "time_model": "algorithms cluster collectives described errors outcome program simulate",
     "torchrun_restarts": "attempts command",

@@ -35,6 +35,7 @@ class Quantity(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    random_parts: ClassVar[bool] = True
 
     law: Literal["power", "log_normal", "exponential"] = Field("power", description="how sizes fall")
     imbalance: float = Field(1.0, ge=0, le=10, description="how steeply; 0 is equal sizes")

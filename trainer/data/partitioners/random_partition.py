@@ -18,6 +18,7 @@ class RandomPartition(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    random_parts: ClassVar[bool] = True
     even_parts: ClassVar[bool] = True
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:

@@ -25,6 +25,7 @@ class ReseededStride(Partitioner):
 
     disjoint: ClassVar[bool] = False
     covers: ClassVar[bool] = False
+    random_parts: ClassVar[bool] = True
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)

@@ -22,6 +22,7 @@ class Stratified(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    random_parts: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:

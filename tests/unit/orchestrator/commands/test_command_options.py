@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.commands import course
 from orchestrator.commands.options import GradeOptions
-from orchestrator.commands.plan import asked, parse_memory
+from orchestrator.commands.plan import asked, parse_memory, total
 from orchestrator.commands.predict import asked as predicted
 from orchestrator.commands.predict import parse_nodes, parse_price, question_of
 from orchestrator.commands.replay import Options, parse_speeds
@@ -78,6 +78,25 @@ def test_the_serial_run_has_a_few_steps_of_the_batch() -> None:
     assert asked(**PLAN).network == Network(parse_link("10gbit/50us"), None)  # type: ignore[arg-type]
     other = asked(**PLAN | {"model": "lenet5", "link": "none"})  # type: ignore[arg-type]
     assert (other.serial.name_of("dataset"), other.network.link) == ("synthetic", None)
+
+
+def test_a_plan_counts_updates_and_weighs_its_batch_by_the_noise_scale() -> None:
+    found = asked(**PLAN | {"samples": 100, "epochs": 3, "noise_scale": 32.0})  # type: ignore[arg-type]
+    assert (found.updates, found.samples_factor) == (7, 1.5)  # the last update of an epoch has 4 samples
+    text = total(found, step_s=3600.0)
+    assert "300 samples are 21 updates, 7 in each epoch: 21 h" in text
+    assert "1.50 times the samples" in text
+    assert total(asked(**PLAN), 1.0) == ""  # type: ignore[arg-type]
+    assert asked(**PLAN | {"samples": 16}).updates == 1  # type: ignore[arg-type]
+    for wrong, reason in (
+        ({"samples": 15}, "--batch-size 16: an epoch of 15 samples"),
+        ({"epochs": 2}, "--epochs 2: needs --samples"),
+        ({"noise_scale": 0.0}, "--noise-scale 0"),
+        ({"noise_scale": float("nan")}, "--noise-scale nan"),
+        ({"noise_scale": float("inf")}, "--noise-scale inf"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            asked(**PLAN | wrong)  # type: ignore[arg-type]
 
 
 # Grades

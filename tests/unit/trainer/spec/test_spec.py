@@ -276,6 +276,7 @@ CHANGES: dict[str, Any] = {
     "lr_schedule": "cosine",
     "precision": "bf16", "epochs": 4, "target_accuracy": 0.9, "patience": 2, "seed": 1,
     "vary": ["init", "order"], "threads": 2, "checkpoint_epochs": 2, "save_weights": True,
+    "noise_scale": True,
     "processes_per_node": 2, "cpus": 0.4, "node_speed": {-1: 0.5}, "memory_mb": 1024, "pids": 256,
     "shm_mb": 64, "faults": [{"kill": {"node": 0}, "at": {"epoch": 2}}], "debug": True,
 }  # fmt: skip
