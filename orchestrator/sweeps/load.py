@@ -269,9 +269,10 @@ def load_sweep(
             f"{path}: requirements: {spec.requirements!r} has no effect without an import path"
         )
     if len({run.seed for run in runs}) < STAGES[0]:
-        if until_decided:
+        if until_decided or (staged and not overrides):
+            place = "--until-decided" if until_decided else f"{path}: until_decided"
             raise InputError(
-                f"--until-decided: needs at least {STAGES[0]} seeds; allowed: --repeat {STAGES[0]} and more"
+                f"{place}: needs at least {STAGES[0]} seeds; allowed: repeat from {STAGES[0]} on"
             )
         staged = False  # an option has fixed the seeds
     if staged:

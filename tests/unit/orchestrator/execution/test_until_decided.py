@@ -157,6 +157,7 @@ def test_a_budget_is_a_time_and_what_cannot_be_decided_is_refused(tmp_path: Path
         ({}, {"budget": "0s"}, "--budget: '0s' is not a time"),
         ({}, {"budget": "10m", "until_decided": False}, "--budget 10m: needs --until-decided"),
         ({}, {"repeat": 4}, "needs at least 5 seeds"),
+        ({"until_decided": True, "repeat": 4}, {"until_decided": None}, "until_decided: needs at least 5"),
         ({"base": {"target_accuracy": 0.9}}, {}, "has target_accuracy"),
         ({"lab": {"title": "x", "source": "y"}}, {}, "a lab cannot be run until it is decided"),
     ):

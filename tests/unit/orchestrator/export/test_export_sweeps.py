@@ -330,8 +330,8 @@ blocks:
 
 
 def test_a_sweep_that_runs_until_it_is_decided_says_first_how_many_are_exported(tmp_path: Path) -> None:
-    text = "name: s\nrepeat: 3\nblocks: [{base: {strategy: serial}}, {base: {strategy: ddp, nodes: 2}}]\n"
-    cases: Any = (("true", (), ["6"]), ("true", ("seed=0",), []), ("false", (), []))
+    text = "name: s\nrepeat: 5\nblocks: [{base: {strategy: serial}}, {base: {strategy: ddp, nodes: 2}}]\n"
+    cases: Any = (("true", (), ["10"]), ("true", ("seed=0",), []), ("false", (), []))
     for staged, sets, announced in cases:
         whole = f"until_decided: {staged}\n{text}"
         found = exported(tmp_path, "kubernetes", whole, replace(IMAGE, sets=sets)).lines
