@@ -492,6 +492,9 @@ def plan(
     real: Annotated[
         int | None, option("Fastest layouts that run. Default: 3 or none.", takes="", min=0, max=100)
     ] = None,
+    page: Annotated[
+        Path | None, place("An HTML page of the plan, written at the end.", takes="FILE")
+    ] = None,
     runtime: Runtime = None,
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,
@@ -514,6 +517,10 @@ def plan(
     if not as_json:
         for shown in command.formula_lines(planner, console.width):
             console.print(shown, soft_wrap=False)
+    if page:
+        from orchestrator.commands.plan_page import write_page
+
+        write_page(planner, page)  # execution takes long: an error comes before
     seconds = (0.0 if hardware else 60.0) if seconds is None else seconds
     if seconds:
         planner.execute(seconds)
@@ -522,6 +529,9 @@ def plan(
     if (seconds or real) and not as_json:
         for shown in command.executed_lines(planner, console.width):
             console.print(shown, soft_wrap=False)
+    if page:
+        write_page(planner, page)
+        print(f"page: {page}", file=sys.stderr)
     if as_json:
         print(command.record(planner).model_dump_json(indent=1))
 

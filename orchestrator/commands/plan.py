@@ -275,19 +275,31 @@ def named(run: RunSpec) -> str:
     return re.sub(r"mesh=\{|schedule=|attention=|_parallel=true", "", name)
 
 
-def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
-    """The first answer."""
-    asked, found = planner.asked, planner.plan
+def heading(planner: Planner) -> tuple[str, str]:
+    """The model and the nodes; links, batch and the time of a serial step by formula."""
+    asked = planner.asked
     nodes = (
         f"{asked.machine.name} ({asked.machine.source})" if asked.machine else "each a core of this machine"
     )
-    yield Text(
+    return (
         f"{component_label(asked.serial, 'model')}, {planner.sizes.parameters:,} parameters, on "
-        f"{formats.count(asked.nodes, 'node')}, {nodes}\n"
+        f"{formats.count(asked.nodes, 'node')}, {nodes}",
         f"links of {formats.mbit(asked.link.bytes_per_s)}, {formats.seconds(asked.link.latency_s)}; "
         f"{asked.serial.batch_size:,} samples a step of all nodes; serial "
-        f"{span(*found.serial.formula.step_s, formats.seconds)}\n"
+        f"{span(*planner.plan.serial.formula.step_s, formats.seconds)}",
     )
+
+
+def reasons(planner: Planner) -> Iterator[str]:
+    """Why layouts are not in the table or were not executed, and what real runs say of the advice."""
+    found = planner.plan
+    yield from filter(None, [_real(found), *_failed(found), *_others(found)])
+
+
+def formula_lines(planner: Planner, width: int) -> Iterator[Text | Table]:
+    """The first answer."""
+    found = planner.plan
+    yield Text("\n".join(heading(planner)) + "\n")
     yield from _tables(found)
     yield from _paragraphs(width, answer(planner), *_others(found))
     if found.fitting:
@@ -378,22 +390,30 @@ def _replicates(option: Option) -> bool:
     return option.run.strategy.replicas(option.run.world_size) == option.run.world_size
 
 
-def _map(planner: Planner) -> Iterator[Text | Table]:
-    """The fastest layout by formula, over other links and with other batches."""
+def best_by_link(planner: Planner) -> tuple[list[int], dict[str, list[int]]]:
+    """Batches, and for each link the place of the layout that is the fastest with each, by formula."""
     asked, shown = planner.asked, planner.plan.fitting
     batches = sorted({max(asked.nodes, round(asked.serial.batch_size * 2.0**k)) for k in DOUBLINGS})
+    places = {id(option): at for at, option in enumerate(shown, start=1)}
+    best = {
+        each.name: [places[id(fastest(shown, planner.sizes, each.link, batch))] for batch in batches]
+        for each in links()
+    }
+    return batches, best
+
+
+def _map(planner: Planner) -> Iterator[Text | Table]:
+    """The fastest layout by formula, over other links and with other batches."""
+    batches, best = best_by_link(planner)
     yield Text("The fastest by formula, by samples a step and link:")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     for heading in ("", *(f"{batch:,}" for batch in batches)):
         table.add_column(Text(heading), justify="right", no_wrap=True)
-    names: dict[int, str] = {}
-    for each in links():
-        best = [fastest(shown, planner.sizes, each.link, batch) for batch in batches]
-        places = [next(at for at, one in enumerate(shown, start=1) if one is option) for option in best]
-        names |= {at: named(shown[at - 1].run) for at in places}
-        table.add_row(each.name, *map(str, places))
+    for name, places in best.items():
+        table.add_row(name, *map(str, places))
     yield table
-    yield Text("; ".join(f"{at}: {name}" for at, name in sorted(names.items())))
+    named_places = sorted({at for places in best.values() for at in places})
+    yield Text("; ".join(f"{at}: {named(planner.plan.fitting[at - 1].run)}" for at in named_places))
 
 
 def _tables(found: Plan) -> Iterator[Text | Table]:

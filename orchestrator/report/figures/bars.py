@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.report.figures.chart import CHARACTER, HALF_PAGE, Chart
 from orchestrator.report.figures.spec import TOP_LEGEND, Spec, channel, in_lines, layer
@@ -35,6 +35,20 @@ class Bar:
         return sum(self.amounts.values())
 
 
+class Stack(NamedTuple):
+    """A stacked bar with a name. series: what a reader can hide, if not empty. shade: its opacity."""
+
+    name: str
+    amounts: Mapping[str, float]
+    text: str
+    series: str = ""
+    shade: float = 1
+
+    @property
+    def total(self) -> float:
+        return sum(self.amounts.values())
+
+
 def stacked_bars(
     bars: Sequence[Bar],
     parts: Spec,
@@ -43,11 +57,27 @@ def stacked_bars(
     title: str,
     subtitle: str = "",
 ) -> Chart:
-    """Bars from top to bottom. parts: the scale of their parts, in the order of the stack."""
+    """Bars of groups from top to bottom. parts: the scale of their parts, in the order of the stack."""
     names = _bar_names([bar.group for bar in bars])
-    records, texts = [], []
-    for bar, name in zip(bars, names, strict=True):
-        base = {"series": bar.group.series, "name": name, "shade": PALE if bar.group.dropped else 1}
+    found = [
+        Stack(name, bar.amounts, bar.text, bar.group.series, PALE if bar.group.dropped else 1)
+        for bar, name in zip(bars, names, strict=True)
+    ]
+    return stacks(found, parts, axis, write, title, subtitle)
+
+
+def stacks(
+    bars: Sequence[Stack],
+    parts: Spec,
+    axis: Mapping[str, Any],
+    write: Callable[[float], str],
+    title: str,
+    subtitle: str = "",
+) -> Chart:
+    """Bars from top to bottom. parts: see `stacked_bars`."""
+    names, records, texts = [bar.name for bar in bars], [], []
+    for bar in bars:
+        base = {"name": bar.name, "shade": bar.shade} | ({"series": bar.series} if bar.series else {})
         texts.append({**base, "end": bar.total, "text": bar.text})
         records += [
             {

@@ -50,18 +50,22 @@ def shown(*lines: Any) -> str:
     return file.getvalue()
 
 
-def plans() -> Iterator[str]:
-    """By formula; executed in part; run for real; with nothing that fits."""
+def planner_of_gpt() -> plan.Planner:
     sizes = Sizes([Block(*each) for each in FOUND["blocks"]], GPT.model.tensor_parallel_pairs, optimizer=2)
     asked = plan.Asked(
         GPT, 4, "gloo", link_of("1gbit"), Network(None, None), price_per_h=2.0, samples=10**6
     )
+    return plan.Planner(asked, sizes, PROJECT, print)
+
+
+def plans() -> Iterator[str]:
+    """By formula; executed in part; run for real; with nothing that fits."""
 
     def tried(run: RunSpec) -> Trial | Failed:
         found = FOUND["trials"].get(run.name_of("strategy"))
         return Trial(run, *found) if found else Failed(run, "it is refused")
 
-    planner = plan.Planner(asked, sizes, PROJECT, print)
+    planner = planner_of_gpt()
     yield shown(*plan.formula_lines(planner, 80))
     yield shown(*plan.executed_lines(planner, 80))
     planner.plan = planner.plan.executed(tried, lambda option, done: done < 6)
@@ -71,8 +75,8 @@ def plans() -> Iterator[str]:
         planner.plan = planner.plan.for_real(Mock(side_effect=[*real, Failed(GPT, "it broke")]), 3)
         yield shown(*plan.executed_lines(planner, 80))
     yield plan.record(planner).model_dump_json(indent=1)[:900]
-    small = replace(asked, memory_bytes=1e5, machine=machine_of("h100"))
-    yield shown(*plan.formula_lines(plan.Planner(small, sizes, PROJECT, print), 80))
+    small = replace(planner.asked, memory_bytes=1e5, machine=machine_of("h100"))
+    yield shown(*plan.formula_lines(plan.Planner(small, planner.sizes, PROJECT, print), 80))
 
 
 def texts(patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
