@@ -29,6 +29,7 @@ from orchestrator.layouts.formula import Sizes
 from orchestrator.layouts.hardware import Machine, link_of, links, machine_of
 from orchestrator.layouts.sizes import sizes_of
 from orchestrator.layouts.trials import EPOCHS, STEPS, Failed, Network, Trial, Trials
+from orchestrator.prediction.error_model import PRIOR_RUNS
 from orchestrator.prediction.measured_cluster import read_measured_cluster
 from orchestrator.prediction.simulated import RUNTIME
 from orchestrator.report import formats
@@ -352,7 +353,8 @@ def _why(best: Option, machine: Machine | None) -> str:
         exchange_s = trial.communication * trial.step_s
         return (
             f"Why: {formats.seconds(trial.step_s - exchange_s)} of work, {formats.seconds(exchange_s)} of "
-            "communication and waiting. Interval: 90%, from how far simulated times of 312 runs were off."
+            "communication and waiting. Interval: 90%, from how far simulated times of "
+            f"{PRIOR_RUNS} runs were off."
         )
     low, high = machine.efficiency if machine else (0.0, 0.0)
     work = f"{low:.0%} to {high:.0%} of the peak" if machine else "a small batch on this machine"
