@@ -131,7 +131,7 @@ def test_runs_of_one_batch_agree_between_strategies(results: Results) -> None:
 
 def test_the_report_names_components_and_what_their_accuracy_is(results: Results) -> None:
     found = {
-        finding["data"]["loss"]: finding["data"]["accuracy"]
+        finding["data"]["name"]: finding["data"]["accuracy"]
         for finding in results.findings
         if finding["kind"] == "accuracy_is"
     }
