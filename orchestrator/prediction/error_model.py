@@ -109,12 +109,14 @@ def _features(nodes: int, communication: float) -> np.ndarray:
     return np.array([1.0, log2(nodes), communication])
 
 
-# Of 116 configurations on 1 to 4 local nodes, with batches of 8 and 64; see docs/prediction.md.
+# The covariance is 0.3 times that of 312 runs of 56 configurations, whose simulation left out what calls of
+# exchanges and servers cost. With this factor and noise, 92 % of 208 times are in their intervals; see
+# docs/prediction.md.
 PRIOR = ErrorModel(
-    mean=np.array([0.0931, -0.0207, -0.0201]),
+    mean=np.zeros(3),
     covariance=np.array(
-        [[0.065009, -0.038954, 0.018816], [-0.038954, 0.023368, -0.011649], [0.018816, -0.011649, 0.011596]]
+        [[0.008082, -0.004583, -0.010266], [-0.004583, 0.002626, 0.004979], [-0.010266, 0.004979, 0.041355]]
     ),
-    noise=0.049,
+    noise=0.09,
 )
-PRIOR_RUNS = 332  # to which it was fitted
+PRIOR_RUNS = 208  # whose times chose it
