@@ -24,7 +24,7 @@ import numpy as np
 
 Z_90 = 1.645  # standard normal: 90 % are within ± this
 ITERATIONS = 200
-RUNS_OF_ONE = 3  # of a configuration: as many as the published prior has of each
+RUNS_OF_ONE = 5  # of a configuration: as many as the published prior has of each
 
 
 class Observation(NamedTuple):
