@@ -34,7 +34,8 @@ class DeMo(Strategy):
     A node sends 6 (P − 1) bytes per coefficient: a float32, and an int16 for its place in the chunk.
 
     Source: Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv 2411.19870, Alg. 1, and the
-    authors' code, bloc97/DeMo, whose β, k and chunk are the defaults.
+    authors' code, bloc97/DeMo, whose β, k and chunk are the defaults. We have compared it with this code,
+    not with the paper.
     """
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
