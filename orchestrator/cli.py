@@ -492,9 +492,7 @@ def plan(
     real: Annotated[
         int | None, option("Fastest layouts that run. Default: 3 or none.", takes="", min=0, max=100)
     ] = None,
-    page: Annotated[
-        Path | None, place("An HTML page of the plan, written at the end.", takes="FILE")
-    ] = None,
+    page: Annotated[Path | None, place("An HTML page of the plan.", takes="FILE")] = None,
     runtime: Runtime = None,
     data_dir: DataDir = Path("data"),
     as_json: AsJson = False,

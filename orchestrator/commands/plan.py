@@ -245,8 +245,7 @@ class Planner:
         self._said(f"running {number} for real")
         selected.runtime.configure(selected.runtime.Options())
         with self._trials(selected.runtime, selected.name) as tried:
-            elsewhere = selected.runtime.info.remote
-            room_bytes = inf if elsewhere else memory_free()
+            room_bytes = inf if selected.runtime.info.remote else memory_free()
             self.plan = self.plan.for_real(self._until_interrupted(tried), number, room_bytes)
 
     def _until_interrupted(self, try_: Try) -> Try:
@@ -350,9 +349,8 @@ def answer(planner: Planner) -> str:
 def _why(best: Option, machine: Machine | None) -> str:
     """What a step consists of, and what its interval or range is."""
     if trial := best.executed:
-        exchange_s = trial.communication * trial.step_s
         return (
-            f"Why: {formats.seconds(trial.step_s - exchange_s)} of work, {formats.seconds(exchange_s)} of "
+            f"Why: {formats.seconds(trial.work_s)} of work, {formats.seconds(trial.communication_s)} of "
             "communication and waiting. Interval: 90%, from how far simulated times of "
             f"{PRIOR_RUNS} runs were off."
         )

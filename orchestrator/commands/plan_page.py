@@ -9,7 +9,7 @@ from orchestrator.commands.plan import Planner, answer, best_by_link, heading, n
 from orchestrator.errors import output_error
 from orchestrator.layouts.advice import Option
 from orchestrator.report import formats
-from orchestrator.report.figures.bars import Stack, stacks
+from orchestrator.report.figures.bars import Stack, stacked_bars
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.theme import colour
@@ -112,14 +112,13 @@ def _bars(options: Sequence[Option]) -> Chart:
         for at, each in enumerate(options, start=1)
     ]
     scale = {"domain": [*PARTS], "range": [colour(token) for token in PARTS.values()]}
-    return stacks(found, scale, {"title": "s"}, formats.seconds, "Seconds of a step, by part")
+    return stacked_bars(found, scale, {"title": "s"}, formats.seconds, "Seconds of a step, by part")
 
 
 def _parts(option: Option) -> dict[str, float]:
     """Seconds of each part of a step."""
     if trial := option.executed:
-        communication_s = trial.communication * trial.step_s
-        return {"work": trial.step_s - communication_s, "communication": communication_s}
+        return {"work": trial.work_s, "communication": trial.communication_s}
     parts = option.formula
     ranges = {"work": parts.work_s, "bubble": parts.bubble_s, "communication": parts.exchange_s}
     return {name: sum(of) / 2 for name, of in ranges.items()}

@@ -34,8 +34,9 @@ def sizes_of(run: RunSpec, machine: Machine | None) -> Sizes:
     found = profile_model(small, **passes, clock=thread_time)
     if machine is None:
         number = int(small.batch_size * PASS_S / sum(each.seconds for each in found))
-        small = small.model_copy(update={"batch_size": max(small.batch_size, min(number, run.batch_size))})
-        found = profile_model(small, **passes, clock=thread_time)
+        if (larger := min(number, run.batch_size)) > small.batch_size:
+            small = small.model_copy(update={"batch_size": larger})
+            found = profile_model(small, **passes, clock=thread_time)
     profiles = {each.name: each for each in found}
     blocks = []
     for name in run.model.names:

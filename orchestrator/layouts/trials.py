@@ -59,6 +59,16 @@ class Trial:
     step_bytes: float
     held_bytes: int
 
+    @property
+    def communication_s(self) -> float:
+        """Seconds of a step in which ranks communicate or wait."""
+        return self.communication * self.step_s
+
+    @property
+    def work_s(self) -> float:
+        """The other seconds of a step."""
+        return self.step_s - self.communication_s
+
 
 @dataclass(frozen=True)
 class Failed:

@@ -49,24 +49,16 @@ class Stack(NamedTuple):
         return sum(self.amounts.values())
 
 
-def stacked_bars(
-    bars: Sequence[Bar],
-    parts: Spec,
-    axis: Mapping[str, Any],
-    write: Callable[[float], str],
-    title: str,
-    subtitle: str = "",
-) -> Chart:
-    """Bars of groups from top to bottom. parts: the scale of their parts, in the order of the stack."""
+def of_groups(bars: Sequence[Bar]) -> list[Stack]:
+    """Bars of groups each with a name of its own."""
     names = _bar_names([bar.group for bar in bars])
-    found = [
+    return [
         Stack(name, bar.amounts, bar.text, bar.group.series, PALE if bar.group.dropped else 1)
         for bar, name in zip(bars, names, strict=True)
     ]
-    return stacks(found, parts, axis, write, title, subtitle)
 
 
-def stacks(
+def stacked_bars(
     bars: Sequence[Stack],
     parts: Spec,
     axis: Mapping[str, Any],
@@ -74,7 +66,7 @@ def stacks(
     title: str,
     subtitle: str = "",
 ) -> Chart:
-    """Bars from top to bottom. parts: see `stacked_bars`."""
+    """Bars from top to bottom. parts: the scale of their parts, in the order of the stack."""
     names, records, texts = [bar.name for bar in bars], [], []
     for bar in bars:
         base = {"name": bar.name, "shade": bar.shade} | ({"series": bar.series} if bar.series else {})

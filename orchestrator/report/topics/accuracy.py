@@ -10,7 +10,7 @@ from orchestrator.report.figures.kind import FigureKind
 from orchestrator.report.figures.over_nodes import over_nodes
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.decide import Ask, Compared, compared_data
+from orchestrator.report.findings.decide import Ask, Compared
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, SURVIVAL, as_written, parameters
@@ -45,6 +45,7 @@ def best_accuracy(view: WorkloadView) -> Findings:
     yield Finding.of(
         "best_accuracy",
         [*ranked, serial],
+        [*from_serial.compared, *ranking.compared],
         at=f"At {view.shape.label}{view.of_ranked}",
         of=len(ranked),
         best=ranking.best is first,
@@ -56,7 +57,6 @@ def best_accuracy(view: WorkloadView) -> Findings:
         may_be_best=[view.name(group) for group in even if group not in equal],
         serial_accuracy=serial and Q.accuracy.mean_of(serial),
         from_serial=_from_serial(view, from_serial.compared),
-        compared=compared_data([*from_serial.compared, *ranking.compared]),
     )
 
 
@@ -125,11 +125,11 @@ def averaging(view: WorkloadView) -> Findings:
         yield Finding.of(
             "averaging",
             [gain.left],
+            [gain],
             strategy=view.name(gain.left),
             nodes=view.shape.label,
             local_accuracy=local,
             accuracy=local + gain.values[0],
-            compared=compared_data([gain]),
         )
 
 
@@ -150,11 +150,11 @@ def variants(view: WorkloadView) -> Findings:
         yield Finding.of(
             "variant",
             [default, other],
+            [compared],
             strategy=f"{default.strategy} over {default.transport}{partitioner}",
             nodes=view.shape.label,
             parameters=_differing_parameters(default, other),
             bytes_sent=[sent and sent.mean for sent in map(Q.bytes_sent_per_rank.over, (default, other))],
-            compared=compared_data([compared]),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.decide import Ask, compared_data
+from orchestrator.report.findings.decide import Ask
 from orchestrator.report.metrics.published import times_compare
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
@@ -20,8 +20,8 @@ def questions(comparison: Comparison) -> Findings:
     for (question, groups), answer in zip(asked, answers, strict=True):
         measure = question.measure
         if answer.compared:
-            names, compared = [*map(comparison.name_on, groups)], compared_data(answer.compared)
-            yield Finding.of("asked", groups, measure=measure, names=names, compared=compared)
+            names = [*map(comparison.name_on, groups)]
+            yield Finding.of("asked", groups, answer.compared, measure=measure, names=names)
         else:
             yield Finding.of(
                 "asked_unanswered",

@@ -7,7 +7,7 @@ from orchestrator.report.figures.curves import accuracy_and_time, accuracy_over_
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import fastest_and_most_accurate
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.decide import Answer, Ask, compared_data
+from orchestrator.report.findings.decide import Answer, Ask
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.quantities import Q
@@ -41,6 +41,7 @@ def front(view: WorkloadView) -> Findings:
     yield Finding.of(
         "front",
         groups,
+        [*times.compared, *accuracies.compared],
         at=view.times_at + view.of_ranked,
         not_learned=[view.name(group) for group in known if group not in groups],
         on=on,
@@ -56,7 +57,6 @@ def front(view: WorkloadView) -> Findings:
         accuracy=Q.accuracy.means(groups, view.name),
         train_s={view.name(group): Q.train_s.mean_of(group) for group in groups},
         bytes_sent=Q.bytes_sent_per_rank.means(groups, view.name),
-        compared=compared_data([*times.compared, *accuracies.compared]),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from orchestrator.report.figures.axes import Axis, axis_of
-from orchestrator.report.figures.bars import Bar, part_scale, stacked_bars
+from orchestrator.report.figures.bars import Bar, of_groups, part_scale, stacked_bars
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import ACCURACY, INTERVAL, FigureKind, Subject
 from orchestrator.report.figures.lines import Lines
@@ -41,12 +41,12 @@ def transports(view: WorkloadView) -> Findings:
         yield Finding.of(
             "transports",
             groups,
+            ranking.compared,
             at=view.times_at,
             strategy=f"{first.strategy_label}{view.partitioner(first)}",
             train_s={group.transport: Q.train_s.mean_of(group) for group in groups},
             communicate_s=Q.communicate_s.means(groups, lambda group: group.transport),
             to_first=compared_data(ranking.between(group, first) for group in others),
-            compared=compared_data(ranking.compared),
         )
 
 
@@ -66,10 +66,10 @@ def all_reduce_and_ddp(view: WorkloadView) -> Findings:
         yield Finding.of(
             "all_reduce_and_ddp",
             pair,
+            [compared],
             at=view.times_at,
             names=[*map(view.name, pair)],
             exchange_share=[*map(_share, pair)],
-            compared=compared_data([compared]),
         )
 
 
@@ -89,12 +89,12 @@ def mean_gradient(view: WorkloadView) -> Findings:
         yield Finding.of(
             "mean_gradient",
             ways,
+            ranking.compared,
             at=view.times_at,
             over=f"{first.transport}{view.partitioner(first)}",
             exchange_s_per_step=Q.exchange_s_per_step.means(ways, lambda group: group.strategy),
             bytes_per_step=Q.bytes_sent_per_rank_per_step.means(ways, lambda group: group.strategy),
             to_first=compared_data(ranking.between(group, first) for group in others),
-            compared=compared_data(ranking.compared),
         )
 
 
@@ -140,7 +140,7 @@ def time_by_phase(subject: Subject) -> Chart | None:
         return None
     shown.sort(key=lambda bar: (not bar.group.serial, bar.total))
     return stacked_bars(
-        shown,
+        of_groups(shown),
         part_scale([part for bar in shown for part, amount in bar.amounts.items() if amount > 0]),
         {"title": f"{clock} time, s: mean over ranks and seeds"},
         seconds,

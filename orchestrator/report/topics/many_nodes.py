@@ -37,10 +37,10 @@ def many_nodes(view: WorkloadView) -> Findings:
         yield Finding.of(
             "many_nodes",
             groups,
+            all_compared,
             clock=view.clock,
             reference="serial" if serial else "fewest",
             strategies=found,
-            compared=compared_data(all_compared),
         )
 
 

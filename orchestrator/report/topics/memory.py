@@ -6,12 +6,12 @@ from math import inf
 from statistics import fmean
 
 from orchestrator.report.figures.axes import SIZE_AXIS
-from orchestrator.report.figures.bars import Bar, part_scale, stacked_bars
+from orchestrator.report.figures.bars import Bar, of_groups, part_scale, stacked_bars
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.kind import FigureKind, Subject
 from orchestrator.report.figures.sentences import measured
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.findings.decide import Ask, compared_data
+from orchestrator.report.findings.decide import Ask
 from orchestrator.report.formats import size
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -53,13 +53,13 @@ def least_memory(view: WorkloadView) -> Findings:
     yield Finding.of(
         "least_memory",
         [best, *compared, view.serial],
+        answer.compared,
         nodes=view.shape.label,
         strategies=[view.name(group) for group in kept if FULLEST.mean_of(group) == least],
         bytes=least,
         compared_with="serial" if serial else "the most of any strategy",
         compared_bytes=most,
         names=[view.name(each.right) for each in answer.compared],
-        compared=compared_data(answer.compared),
     )
 
 
@@ -81,7 +81,7 @@ def memory_per_rank(subject: Subject) -> Chart | None:
     bars.sort(key=lambda bar: (not bar.group.serial, bar.total))
     axis = {"title": "bytes, mean over seeds", "labelExpr": SIZE_AXIS, "tickCount": 4}
     title = f"Memory of the fullest rank, {view.shape.label}"
-    return stacked_bars(bars, part_scale(MEMORY, MEMORY), axis, size, title)
+    return stacked_bars(of_groups(bars), part_scale(MEMORY, MEMORY), axis, size, title)
 
 
 def _memory(group: Group) -> dict[str, float]:

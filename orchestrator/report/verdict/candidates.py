@@ -36,7 +36,7 @@ POSSIBLE = 0.1  # below which a configuration is no longer named
 MOST_REGRET = 3.0  # tolerances, beyond which a configuration is no toss-up with others
 MOST_NAMED = 3  # in a headline
 SAME = 1e-9  # of accuracies that are equal but for rounding
-LEAST_SEEDS = 3  # of a configuration that is left out while a sweep adds seeds
+LEAST_SEEDS = 3  # of a configuration, in a sweep that adds seeds: its budget may end early
 
 
 @dataclass(frozen=True)
