@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.core.trace import Kind, Trace
-from trainer.time_model.cluster import ANSWER, CALL, RECEIVE_CALL
-from trainer.time_model.collectives import only_receive
+from trainer.time_model.cluster import ANSWER
+from trainer.time_model.collectives import call_name, only_receive
 from trainer.time_model.program import BESIDE, COLLECTIVES, NAMES
 
 SEND, RECEIVE, REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
@@ -88,10 +88,8 @@ def _calls(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
     for ranks, members in _by_group(traces, [*COLLECTIVES]).items():
         for at, records in enumerate(members):
             for record in filter(lambda record: record.cpu_s, records):
-                name = COLLECTIVES[record.kind]
-                receives = at in only_receive(name, len(ranks), record.peer)
-                exchange = name + (RECEIVE_CALL if receives else CALL)
-                yield Exchange(exchange, ranks, record.bytes, record.peer), record.cpu_s
+                name = call_name(COLLECTIVES[record.kind], len(ranks), at, record.peer)
+                yield Exchange(name, ranks, record.bytes, record.peer), record.cpu_s
 
 
 def _answers(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:

@@ -22,8 +22,8 @@ from math import inf
 import numpy as np
 
 from trainer.core.registry import suggestion
-from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, CALL, RECEIVE_CALL, Choice, Cluster
-from trainer.time_model.collectives import ALGORITHMS, Costs, only_receive
+from trainer.time_model.cluster import ANSWER, ANY_COLLECTIVE, CALL, Choice, Cluster
+from trainer.time_model.collectives import ALGORITHMS, Costs, call_name, only_receive
 from trainer.time_model.errors import ClusterError
 
 
@@ -197,8 +197,7 @@ class Network:
 
     def call_s(self, collective: str, size: int, rank: int, nbytes: float, root: int) -> float:
         """CPU seconds of calling a collective on one of `size` ranks. root: as in `costs`."""
-        receives = rank in only_receive(collective, size, root)
-        name = collective + (RECEIVE_CALL if receives else CALL)
+        name = call_name(collective, size, rank, root)
         return self.software_s(name, nbytes) * self.call_factor(collective, size, rank == root)
 
     def call_factor(self, collective: str, size: int, is_root: bool) -> float:

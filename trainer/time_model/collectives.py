@@ -28,7 +28,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from trainer.time_model.cluster import Link, Links
+from trainer.time_model.cluster import CALL, RECEIVE_CALL, Link, Links
 
 FEW = 32  # ranks, up to which lists are faster than arrays
 BLOCK = 2**20  # numbers of an array that are computed at once: temporary arrays stay small
@@ -193,6 +193,11 @@ def only_receive(collective: str, size: int, root: int) -> set[int]:
     if collective == "gather":
         return {root}
     return {*range(size)} - {root} if collective == "broadcast" else set()
+
+
+def call_name(collective: str, size: int, rank: int, root: int) -> str:
+    """The name of a rank's call of a collective among the costs of software."""
+    return collective + (RECEIVE_CALL if rank in only_receive(collective, size, root) else CALL)
 
 
 def _ring(nbytes: float, rounds: int) -> Sequence[Round]:
