@@ -68,6 +68,14 @@ def divisor_error(name: str, value: int, ranks: int) -> str | None:
     return f"{name} is {value} on {ranks} nodes; allowed: {divisors}"
 
 
+def order_of_arrival(applied: str) -> str:
+    """The caveat of a server that applies what workers push, such as `gradients`, when it arrives."""
+    return (
+        f"{applied} are applied in order of arrival: with several workers equal seeds give equal weights "
+        f"only if {applied} arrive in the same order"
+    )
+
+
 def runs_on(strategy: Strategy, ranks: int) -> bool:
     """Whether a strategy can run on so many ranks."""
     return strategy.min_nodes <= ranks <= (strategy.max_nodes or ranks)

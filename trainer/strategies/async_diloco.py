@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Interval, Strategy
+from trainer.core.strategy import Interval, Strategy, order_of_arrival
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +48,7 @@ class AsyncDiLoCo(Strategy):
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
-    caveat: ClassVar[str | None] = (
-        "changes are applied in order of arrival: with several workers equal seeds give equal weights only "
-        "if changes arrive in the same order"
-    )
+    caveat: ClassVar[str | None] = order_of_arrival("changes")
 
     local_steps: int = Field(10, ge=1, description="H: steps of a worker between a pull and its push")
     dynamic_steps: bool = Field(False, description="whether H is in proportion to the node's speed (DyLU)")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Strategy, order_of_arrival
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
@@ -35,10 +35,7 @@ class AsyncParameterServer(Strategy):
     servers: ClassVar[int] = 1
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
-    caveat: ClassVar[str | None] = (
-        "gradients are applied in order of arrival: with several workers equal seeds give equal weights "
-        "only if gradients arrive in the same order"
-    )
+    caveat: ClassVar[str | None] = order_of_arrival("gradients")
 
     max_staleness: int | None = Field(
         None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import Interval, Strategy
+from trainer.core.strategy import Interval, Strategy, order_of_arrival
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
@@ -42,10 +42,7 @@ class FedBuff(Strategy):
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
     deterministic: ClassVar[bool] = False
     averages: ClassVar[bool] = False
-    caveat: ClassVar[str | None] = (
-        "changes are applied in order of arrival: with several workers equal seeds give equal weights only "
-        "if changes arrive in the same order"
-    )
+    caveat: ClassVar[str | None] = order_of_arrival("changes")
 
     local_steps: int = Field(10, ge=1, description="H: steps of a worker between a pull and its push")
     buffer: int = Field(1, ge=1, description="K: changes per step of the server, at most one per worker")
