@@ -17,7 +17,7 @@ PARTS = (
     "overlap",
     "engines",
 )
-ON_REQUEST = ("overlap", "predict", "plan")  # take minutes
+ON_REQUEST = ("overlap", "predict", "ladder", "plan")  # take minutes
 OTHER_NAMES = {"bytes": "traffic"}
 
 if __name__ == "__main__":
