@@ -32,18 +32,18 @@ SPLIT: dict[str, Any] = {
     # Of three steps an epoch.
     "fedbuff": {"local_steps": 1},
     "async_diloco": {"local_steps": 1},
+    "async_elastic_averaging": {"local_steps": 1},
 }
+# The order of updates, and so the result, differs between runs.
+ANY_ORDER = [name for name in STRATEGIES.entries if not STRATEGIES.load(name).deterministic]
 # hybrid: two stages, each on two ranks. hierarchical_sgd: two groups of two. The others: 3.
 NODES = {"serial": 1, "hybrid": 4, "hierarchical_sgd": 4}
 # A guess is right in a third of the tokens.
 TOKENS = {"name": "copy", "length": 5, "tokens": 3, "samples": SAMPLES, "test_samples": 64}
 GPT = {"name": "gpt", "layers": 1, "width": 32, "heads": 4}
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
-    # The order of updates differs between runs: use a model that learns in any order.
-    "hogwild": {"model": MLP},
-    "async_parameter_server": {"model": MLP},
-    "fedbuff": {"model": MLP},
-    "async_diloco": {"model": MLP},
+    # Use a model that learns in any order of updates.
+    **{name: {"model": MLP} for name in ANY_ORDER},
     # A step adds the rate or subtracts it.
     "demo": {"lr": 0.005},
     # They divide tokens and experts.
@@ -62,8 +62,6 @@ EVERY_CHANGE = {
     for number, name in enumerate(dict(ROWS))
     if (own := [each for row, each in ROWS if row == name and each not in ("memory", "nccl")] or ["memory"])
 }
-# The order of updates, and so the result, differs between runs.
-ANY_ORDER = ("hogwild", "async_parameter_server", "async_diloco", "fedbuff")
 
 
 def trained(cache: RunCache, name: str, transport: str, **fields: Any) -> FinishedRun:

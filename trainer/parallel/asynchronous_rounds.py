@@ -17,7 +17,8 @@ class Push(NamedTuple):
     """What a worker has pushed.
 
     Attributes:
-        change: the weights that it pulled less those after its steps, shape (parameters,).
+        change: what the server subtracts: the weights that the worker pulled less those after its steps, or
+            a share of that; shape (parameters,).
         staleness: the server's updates between its pull and its push.
         last: of the epoch.
     """

@@ -199,6 +199,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "parameter_server": "trainer.strategies.parameter_server:ParameterServer",
         "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
         "async_diloco": "trainer.strategies.async_diloco:AsyncDiLoCo",
+        "async_elastic_averaging": "trainer.strategies.async_elastic_averaging:AsyncElasticAveraging",
         "fedbuff": "trainer.strategies.fedbuff:FedBuff",
         "ddp": "trainer.strategies.ddp:Ddp",
         "zero1": "trainer.strategies.zero1:Zero1",

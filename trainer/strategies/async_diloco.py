@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Interval, Strategy, order_of_arrival
+from trainer.core.served import Served
+from trainer.core.strategy import order_of_arrival
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.training.session import Session
 
 
-class AsyncDiLoCo(Strategy):
+class AsyncDiLoCo(Served):
     """Take outer steps with the changes of nodes as they arrive, and delayed momentum (Liu et al. 2024).
 
     Rank 0 is the server. A worker pulls its weights θ, takes H = `local_steps` steps with the run's
@@ -42,12 +43,6 @@ class AsyncDiLoCo(Strategy):
     5. We have compared the steps of the server with the code of HALoS (utnslab/halos), not with the paper.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("rpc",)
-    min_nodes: ClassVar[int] = 2
-    servers: ClassVar[int] = 1
-    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
-    deterministic: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = order_of_arrival("changes")
 
     local_steps: int = Field(10, ge=1, description="H: steps of a worker between a pull and its push")
@@ -60,10 +55,6 @@ class AsyncDiLoCo(Strategy):
     activation: float = Field(
         0.0, ge=0, le=1, description="c: share of the momentum in the steps between, at most 1/N"
     )
-
-    @property
-    def updates_use_global_batch(self) -> bool:
-        return False
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         most = 1 / (self.delay or ranks - 1)
@@ -79,23 +70,13 @@ class AsyncDiLoCo(Strategy):
         relative = (round(self.local_steps * speed / max(speeds), 9) for speed in speeds)
         return [max(1, floor(each)) for each in relative]
 
-    def train(self, session: Session) -> None:
-        from trainer.parallel.asynchronous_rounds import work
-
-        replica = session.replica()
-        session.start(replica)
-        local_steps = self.local_steps_of(session.spec.node_speeds[1:])
-        if session.is_server:
-            self._serve(session, replica, local_steps)
-        else:
-            work(session, replica, local_steps[session.rank - 1])
-
-    def _serve(self, session: Session, replica: Replica, local_steps: Sequence[int]) -> None:
+    def serve(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.asynchronous_rounds import pushes
 
         n, c, beta = self.delay or session.size - 1, self.activation, self.outer_momentum
         zeros = replica.flat_parameters() * 0
         own = session.own_state(t=0, m=zeros, delta=zeros)
+        local_steps = self.local_steps_of(session.spec.node_speeds[1:])
         for push in pushes(session, replica, local_steps, max_staleness=None):
             with session.clock.phase("compute"):
                 own.t, own.delta, share = own.t + 1, own.delta + push.change, c
@@ -103,3 +84,8 @@ class AsyncDiLoCo(Strategy):
                     own.m, own.delta, share = beta * own.m + own.delta / n, zeros, 1 - c * n + c
                 step = push.change / n + share * beta * own.m
                 replica.set_flat_parameters(replica.flat_parameters() - self.outer_lr * step)
+
+    def work(self, session: Session, replica: Replica) -> None:
+        from trainer.parallel.asynchronous_rounds import work
+
+        work(session, replica, self.local_steps_of(session.spec.node_speeds[1:])[session.rank - 1])

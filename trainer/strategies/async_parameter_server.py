@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy, order_of_arrival
+from trainer.core.served import Served
+from trainer.core.strategy import order_of_arrival
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
     from trainer.training.session import Session
 
 
-class AsyncParameterServer(Strategy):
+class AsyncParameterServer(Served):
     """Apply each gradient on arrival; staleness can be bounded (Dean et al. 2012; Ho et al. 2013).
 
     Rank 0 is the server. A worker pulls the weights, computes a gradient and pushes it; the server takes an
@@ -29,12 +30,7 @@ class AsyncParameterServer(Strategy):
     exchange in every step.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("rpc",)
     elastic_transports: ClassVar[tuple[str, ...]] = ("rpc",)
-    min_nodes: ClassVar[int] = 2
-    servers: ClassVar[int] = 1
-    deterministic: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = order_of_arrival("gradients")
 
     max_staleness: int | None = Field(
@@ -43,19 +39,7 @@ class AsyncParameterServer(Strategy):
         description="steps that a worker may be ahead of the slowest; 0: lock step; null: unbounded",
     )
 
-    @property
-    def updates_use_global_batch(self) -> bool:
-        return False
-
-    def train(self, session: Session) -> None:
-        replica = session.replica()
-        session.start(replica)
-        if session.is_server:
-            self._serve(session, replica)
-        else:
-            self._work(session, replica)
-
-    def _serve(self, session: Session, replica: Replica) -> None:
+    def serve(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import BoundedStaleness, Server
 
         requests = session.comm.requests(session.timeout_s)
@@ -72,7 +56,7 @@ class AsyncParameterServer(Strategy):
                         replica.set_gradient(gradient)
                     replica.step()
 
-    def _work(self, session: Session, replica: Replica) -> None:
+    def work(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import Worker
 
         server = Worker(session.comm, session.comm.requests(session.timeout_s))

@@ -24,8 +24,7 @@ class ElasticAveraging(Strategy):
     (ours: the paper's centre is on a master). The centre is what is evaluated, and the final weights. It
     moves once more after the last step.
 
-    This is the synchronous form, of which the paper's Alg. 1 is the asynchronous one: there the gradient of
-    the step beside a pull is computed before it, here the pull follows the step. Nodes count alike: one
+    This is the synchronous form; `async_elastic_averaging` is the asynchronous one. Nodes count alike: one
     without samples left pulls the centre back. Buffers of the centre are the mean of the nodes'.
 
     Source: Zhang et al. 2015, "Deep Learning with Elastic Averaging SGD", Eq. 4 and 5; β = 0.9 is theirs.

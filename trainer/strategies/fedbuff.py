@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import Interval, Strategy, order_of_arrival
+from trainer.core.served import Served
+from trainer.core.strategy import order_of_arrival
 
 if TYPE_CHECKING:
     from trainer.training.replica import Replica
     from trainer.training.session import Session
 
 
-class FedBuff(Strategy):
+class FedBuff(Served):
     """Apply the changes of nodes as they arrive, K at a time (Nguyen et al. 2022).
 
     Rank 0 is the server. A worker pulls its weights w, takes H = `local_steps` steps with the run's
@@ -36,12 +37,6 @@ class FedBuff(Strategy):
     compared it with the code of FLSim, not with the paper, of which s(τ) is the weight in the experiments.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("rpc",)
-    min_nodes: ClassVar[int] = 2
-    servers: ClassVar[int] = 1
-    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
-    deterministic: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
     caveat: ClassVar[str | None] = order_of_arrival("changes")
 
     local_steps: int = Field(10, ge=1, description="H: steps of a worker between a pull and its push")
@@ -54,27 +49,13 @@ class FedBuff(Strategy):
         None, ge=0, description="rounds that a worker may be ahead of the slowest; null: unbounded"
     )
 
-    @property
-    def updates_use_global_batch(self) -> bool:
-        return False
-
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         workers = ranks - self.servers
         if self.buffer <= workers:
             return None
         return f"buffer is {self.buffer}, and the server has {workers} workers; allowed: 1 to {workers}"
 
-    def train(self, session: Session) -> None:
-        from trainer.parallel.asynchronous_rounds import work
-
-        replica = session.replica()
-        session.start(replica)
-        if session.is_server:
-            self._serve(session, replica)
-        else:
-            work(session, replica, self.local_steps)
-
-    def _serve(self, session: Session, replica: Replica) -> None:
+    def serve(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.asynchronous_rounds import pushes
 
         local_steps = [self.local_steps] * (session.size - 1)
@@ -86,3 +67,8 @@ class FedBuff(Strategy):
                 if count == self.buffer or push.last:
                     replica.set_flat_parameters(replica.flat_parameters() - self.server_lr / count * total)
                     total, count = total * 0, 0
+
+    def work(self, session: Session, replica: Replica) -> None:
+        from trainer.parallel.asynchronous_rounds import work
+
+        work(session, replica, self.local_steps)

@@ -346,8 +346,9 @@ class Session:
             evaluate: the model that is evaluated after an epoch. "replicas": the weights that all ranks
                 hold; each evaluates its share of the test split. "local": each rank's own weights, on the
                 whole test split. "average": what `aggregate` makes of all ranks' weights; then each rank
-                continues with its own. "server": the server's weights, which all ranks receive. A function:
-                the weights that it returns, the same on all ranks, as with "average".
+                continues with its own. "server": the server's weights, which all ranks have in the end;
+                before, each continues with its own parameters. A function: the weights that it returns, the
+                same on all ranks, as with "average".
             weighting: how the average is weighted, see `averaging_weight`.
             aggregation: the rule of the average.
         """
@@ -390,6 +391,7 @@ class Session:
         with self.clock.phase("evaluate"):
             consensus: dict[str, float] = {}
             own: Tensor | None = None
+            parameters = replica.flat_parameters() if evaluate == "server" else None
             if evaluate == "average" or callable(evaluate):
                 own = replica.weights()
                 weight = self.averaging_weight(weighting)
@@ -404,6 +406,8 @@ class Session:
             if own is not None:
                 replica.set_weights(own)
             reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
+            if parameters is not None and epoch < self.spec.epochs and not reached:
+                replica.set_flat_parameters(parameters)
             self._metrics.report(
                 "epoch",
                 epoch=epoch,

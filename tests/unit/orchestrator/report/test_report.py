@@ -324,7 +324,7 @@ def test_rules_for_large_batches_do_not_cover_updates_with_one_batch() -> None:
             assert not scales_beyond_the_rule(RunSpec.model_validate(none)), name
     local_steps = {"one_shot", "local_sgd", "diloco", "fedopt", "fedprox", "gossip", "hogwild"}
     local_steps |= {"hierarchical_sgd", "elastic_averaging", "scaffold", "fednova", "noloco"}
-    asynchronous = {"async_parameter_server", "async_diloco", "fedbuff"}
+    asynchronous = {"async_parameter_server", "async_diloco", "async_elastic_averaging", "fedbuff"}
     assert beyond == {*local_steps, *asynchronous, "push_sum", "sparta"}
     for strategy in every_step:
         assert not scales_beyond_the_rule(RunSpec(strategy=strategy, nodes=4, lr_scaling="linear"))

@@ -70,6 +70,7 @@ SPECIAL: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "push_sum": ({"graph": "random", "overlap": 2}, 5, {}),
     "sparta": ({"delay": 2}, 3, {}),
     "async_diloco": ({"local_steps": 4, "dynamic_steps": True}, 4, {}),
+    "async_elastic_averaging": ({"local_steps": 2}, 4, {}),
     "fedbuff": ({"local_steps": 2, "buffer": 2, "max_staleness": 1}, 4, {}),
     "demo": ({"chunk": 5, "top_k": 3}, 3, {"optimizer": "sgd"}),
     "noloco": ({"local_steps": 2}, 5, {}),
