@@ -32,9 +32,9 @@ class Sparta(Strategy):
 
     Every node draws I_t from the run's seed and t, so no mask is sent (ours; EXO Gym sends it, and draws
     each weight with probability p). Nodes count alike: one without samples left pulls the average back.
-    Weights are parameters and buffers.
+    Weights are parameters and buffers; EXO Gym averages parameters alone.
 
-    Source: EXO Gym, `exogym/strategy/sparta.py`, not compared line by line; we know of no paper.
+    Source: EXO Gym, `exogym/strategy/sparta.py`, where p = 0.005; we know of no paper.
     """
 
     transports: ClassVar[tuple[str, ...]] = ALL_TRANSPORTS
