@@ -17,6 +17,7 @@ from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from trainer.core.registry import ImportedComponent
+from trainer.core.trace import Trace
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 from trainer.time_model.cluster import Cluster
 
@@ -136,50 +137,43 @@ def evidence_of(
 
 
 def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun | Unusable:
-    run, info, key = result.run, result.runtime_info, paths.directory.name
-    servers = run.strategy.servers
+    run, key = result.run, paths.directory.name
     if reason := _unfit(result):
         return Unusable(key, reason)
     traces = read_traces(paths.directory, run)
     if isinstance(traces, NoClusterTime):
         return Unusable(key, traces.reason)
     cluster = costs.cluster(result, key)
-    if has_cores(result) or not info.shares_cores or _has_quotas(result):
-        seconds, clock = result.train_s or 0.0, WALL
+    if has_cores(result) or not result.runtime_info.shares_cores or _has_quotas(result):
+        timed: tuple[float, Clock] = result.train_s or 0.0, WALL
     else:
         time = time_of_traces(traces, run, cluster)
         if isinstance(time, NoClusterTime):
             return Unusable(key, time.reason)
-        seconds, clock = time.cluster_s, CLUSTER
-    inflation = cluster.cpu_inflation or [1.0] * run.world_size
-    batches = whole_batches(result)
+        timed = time.cluster_s, CLUSTER
+    own_bytes_per_s = described(result, costs.software, requested=False).link.bytes_per_s
+    steps = _steps(result, traces, cluster.cpu_inflation or [1.0] * run.world_size)
+    alone = cluster.model_copy(update={"cpu_inflation": []})
+    return MeasuredRun(key, result, *timed, alone, own_bytes_per_s, *steps)
+
+
+def _steps(
+    result: RunResult, traces: Sequence[Trace], inflation: Sequence[float]
+) -> tuple[list[float], float, float, list[tuple[float, float]]]:
+    """What steps cost: the last four attributes of a MeasuredRun. inflation: see `Work`."""
+    run, servers, batches = result.run, result.run.strategy.servers, whole_batches(result)
     steps = [first_step_cpu_s(trace, whole) for trace, whole in zip(traces, batches, strict=True)]
     whole_s = [usual / slower for (usual, _), slower in zip(steps, inflation, strict=True)]
     pairs = zip(steps[servers:], inflation[servers:], strict=True)
     firsts_s = [first / slower for (usual, first), slower in pairs if usual]
-    partial = []
-    for trace, whole, seconds_whole, slower in zip(traces, batches, whole_s, inflation, strict=True):
-        samples = result.certificate.parts if result.certificate else ()
-        left = {part.samples % run.batch_per_replica for part in samples if part.rank == trace.header.rank}
-        if (
-            whole
-            and len(left) == 1
-            and seconds_whole
-            and (seconds_partial := partial_step_cpu_s(trace, whole))
-        ):
-            partial.append((left.pop() / run.batch_per_replica, seconds_partial / slower / seconds_whole))
-    return MeasuredRun(
-        key,
-        result,
-        seconds,
-        clock,
-        cluster.model_copy(update={"cpu_inflation": []}),
-        described(result, costs.software, requested=False).link.bytes_per_s,
-        [each for each in whole_s[servers:] if each],
-        fmean(firsts_s or [0.0]),
-        fmean(whole_s[:servers] or [0.0]),
-        [each for each in partial if each[0]],
-    )
+    partial, parts = [], result.certificate.parts if result.certificate else ()
+    for trace, whole, usual_s, slower in zip(traces, batches, whole_s, inflation, strict=True):
+        left = {part.samples % run.batch_per_replica for part in parts if part.rank == trace.header.rank}
+        partial_s = partial_step_cpu_s(trace, whole) if whole and usual_s and len(left) == 1 else None
+        if partial_s and (samples := left.pop()):
+            partial.append((samples / run.batch_per_replica, partial_s / slower / usual_s))
+    usual = [each for each in whole_s[servers:] if each]
+    return usual, fmean(firsts_s or [0.0]), fmean(whole_s[:servers] or [0.0]), partial
 
 
 def _has_quotas(result: RunResult) -> bool:
