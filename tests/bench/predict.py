@@ -148,7 +148,8 @@ def report(predicted: Mapping[Key, Predicted], measured: Mapping[Key, Sequence[M
         print(line)
     seconds = [[one.seconds for one in runs] for runs in measured.values()]
     spreads = [max(each) / min(each) - 1 for each in seconds if len(each) > 1]
-    print(f"measured times of two seeds differ by {median(spreads):.1%} in the median")
+    if spreads:
+        print(f"measured times of two seeds differ by {median(spreads):.1%} in the median")
     for worst in sorted(outcomes["prediction"], key=lambda each: -abs(each.error))[:WORST]:
         print(
             f"  {worst.error:+7.1%} {worst.choice} {worst.case}: {worst.predicted_s:.3f} s "
