@@ -145,16 +145,18 @@ def _measured(paths: RunPaths, result: RunResult, costs: Costs) -> MeasuredRun |
         return Unusable(key, traces.reason)
     cluster = costs.cluster(result, key)
     if has_cores(result) or not result.runtime_info.shares_cores or _has_quotas(result):
-        timed: tuple[float, Clock] = result.train_s or 0.0, WALL
+        seconds, clock = result.train_s or 0.0, WALL
     else:
         time = time_of_traces(traces, run, cluster)
         if isinstance(time, NoClusterTime):
             return Unusable(key, time.reason)
-        timed = time.cluster_s, CLUSTER
+        seconds, clock = time.cluster_s, CLUSTER
     own_bytes_per_s = described(result, costs.software, requested=False).link.bytes_per_s
-    steps = _steps(result, traces, cluster.cpu_inflation or [1.0] * run.world_size)
+    inflation = cluster.cpu_inflation or [1.0] * run.world_size
     alone = cluster.model_copy(update={"cpu_inflation": []})
-    return MeasuredRun(key, result, *timed, alone, own_bytes_per_s, *steps)
+    return MeasuredRun(
+        key, result, seconds, clock, alone, own_bytes_per_s, *_steps(result, traces, inflation)
+    )
 
 
 def _steps(
