@@ -61,12 +61,17 @@ class ErrorModel:
     covariance: np.ndarray
     noise: float
 
-    def interval(self, observed: Sequence[Observation], nodes: int, communication: float) -> Interval:
-        """The factor for a simulated time on `nodes` nodes, after the observations of its configuration."""
+    def interval(
+        self, observed: Sequence[Observation], nodes: int, communication: float, drift: float = 0.0
+    ) -> Interval:
+        """The factor for a simulated time on `nodes` nodes, after the observations of its configuration.
+
+        drift: the standard deviation of the logarithm of the machine's speed between two runs.
+        """
         mean, covariance = self._posterior(observed)
         features = _features(nodes, communication)
         middle = float(features @ mean)
-        spread = Z_90 * float(features @ covariance @ features + self.noise**2) ** 0.5
+        spread = Z_90 * float(features @ covariance @ features + self.noise**2 + drift**2) ** 0.5
         return Interval(exp(middle), exp(middle - spread), exp(middle + spread))
 
     def _posterior(self, observed: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:

@@ -89,6 +89,11 @@ class Configuration:
         return self.runs[0].run
 
     @property
+    def has_quotas(self) -> bool:
+        """Whether the nodes of a run had less than a core each."""
+        return any(max(each.cluster.node_speed) < 1 for each in self.runs)
+
+    @property
     def most_nodes(self) -> int:
         return max(each.run.nodes for each in self.runs)
 

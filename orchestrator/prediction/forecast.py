@@ -17,6 +17,7 @@ from trainer.spec.run_spec import RunSpec
 from trainer.time_model.cluster import Cluster, Link
 
 PRIOR_COUNTS = 10.0  # as so many configurations, beside those of the directory
+QUOTA_DRIFT = 0.2  # of nodes with less than a core: 90 % of 104 times are in their intervals then
 MOST_WIDTH = 4.0  # an interval whose upper bound is more than this times the lower one says too little
 
 
@@ -151,7 +152,8 @@ def _forecast(
     epochs = max(each.epochs for each in configuration.runs)
     cluster = cluster_of(configuration, nodes, question)
     time = simulations.time(configuration, epochs, cluster)
-    factor = model.interval(observed, nodes, time.communication)
+    drift = QUOTA_DRIFT if configuration.has_quotas else 0.0
+    factor = model.interval(observed, nodes, time.communication, drift)
     if factor.width > MOST_WIDTH:
         raise NoPrediction(
             f"the interval would reach from {time.seconds * factor.low:.3g} to "

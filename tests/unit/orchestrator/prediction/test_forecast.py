@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 
 from orchestrator.prediction import simulated
-from orchestrator.prediction.error_model import ErrorModel
+from orchestrator.prediction.error_model import Z_90, ErrorModel
 from orchestrator.prediction.errors import NoPrediction
 from orchestrator.prediction.evidence import Configuration, Evidence, MeasuredRun, share_of_step
-from orchestrator.prediction.forecast import Forecast, Question, Refused, cluster_of, forecasts
+from orchestrator.prediction.forecast import QUOTA_DRIFT, Forecast, Question, Refused, cluster_of, forecasts
 from orchestrator.prediction.measured_cluster import MeasuredCluster, TransportCosts
 from orchestrator.prediction.simulated import Played, Simulations, Time, simulated_run
 from orchestrator.prediction.target import Learned, learned_by
@@ -115,6 +116,16 @@ def test_a_wide_interval_and_an_impossible_simulation_are_refused_alone() -> Non
     assert isinstance(far, Refused)
     assert "more than 4 times as far; runs on more than 4 nodes" in far.reason
     assert impossible == Refused(MEASURED, 128, "too many")
+
+
+def test_quotas_widen_an_interval_by_the_drift_of_the_speed() -> None:
+    quota = configuration("all_reduce", (2, 60.0), (4, 30.0), node_speed=[0.1] * 4)
+    evidence = Evidence([quota], [], UNUSED)
+    (only,) = forecasts(evidence, Question([8]), GivenTimes(UNUSED, UNUSED, UNUSED), SURE)
+    whole = forecast(Question([8]))
+    assert isinstance(only, Forecast)
+    widths = [log(each.high_s / each.low_s) / 2 / Z_90 for each in (only, whole)]
+    assert widths[0] ** 2 - widths[1] ** 2 == pytest.approx(QUOTA_DRIFT**2, rel=0.01)
 
 
 def test_a_link_that_is_asked_for_is_as_fast_as_the_software_and_not_as_the_measured_link() -> None:
