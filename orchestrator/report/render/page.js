@@ -1,4 +1,4 @@
-// Makes the report interactive: figures, filters, sorting, terms, and curves of runs. The page is complete
+// Makes the report interactive: figures, filters, sorting and terms. The page is complete
 // without it. What it relies on is listed at the top of the page's body.
 "use strict";
 (() => {
@@ -396,50 +396,6 @@
     });
   }
 
-  // --- Runs: curves, drawn from the table of epochs when a section is opened.
-
-  function curves(run, width) {
-    const rows = [...run.querySelector("table.epochs").tBodies[0].rows];
-    const values = rows.flatMap((row) => {
-      const [epoch, seconds, training, test, accuracy] = [...row.cells].map((cell) => Number(cell.textContent));
-      return [
-        { epoch, seconds, value: accuracy, curve: "Test accuracy, %" },
-        { epoch, seconds, value: training, curve: "Training loss" },
-        { epoch, seconds, value: test, curve: "Test loss" },
-      ].filter(({ value }) => Number.isFinite(value));
-    });
-    const colours = { "Test accuracy, %": "--s0", "Training loss": "--s1", "Test loss": "--s2" };
-    const tooltips = ["epoch", "seconds", "value"].map((field) => ({ field, type: "quantitative" }));
-    const chart = (names, title) => ({
-      width: Math.max(160, width), height: 130, title,
-      transform: [{ filter: { field: "curve", oneOf: names } }],
-      mark: { type: "line", point: true },
-      encoding: {
-        x: { field: "epoch", type: "quantitative", title: "epoch", axis: { tickMinStep: 1, tickCount: 5, format: "d" } },
-        y: { field: "value", type: "quantitative", title: null, scale: { zero: false } },
-        color: {
-          field: "curve", type: "nominal", title: null,
-          legend: names.length > 1 ? { orient: "bottom" } : null,
-          scale: { domain: names, range: names.map((name) => `var(${colours[name]})`) },
-        },
-        tooltip: [{ field: "curve", title: "curve" }, ...tooltips],
-      },
-    });
-    const charts = [chart(["Test accuracy, %"], "Test accuracy, %"), chart(["Training loss", "Test loss"], "Loss")];
-    return { data: { values }, [width < 160 ? "vconcat" : "hconcat"]: charts, resolve: { scale: { color: "independent" } } };
-  }
-
-  function setUpRuns() {
-    for (const run of all("details.run")) {
-      run.addEventListener("toggle", () => {
-        if (!run.open) return;
-        const box = run.querySelector(".curves");
-        if (!box || box.hasChildNodes()) return;
-        place(box, curves(run, (Math.min(box.clientWidth, 800) - 140) / 2), `Accuracy and loss of ${run.id} after each epoch`);
-      });
-    }
-  }
-
   // --- Paper: captions and findings are open, as they were before on the screen.
 
   function setUpPrinting() {
@@ -459,7 +415,6 @@
     setUpColumns(table);
   }
   setUpTerms();
-  setUpRuns();
   setUpPrinting();
   readFragment();
   applyView();

@@ -1,4 +1,4 @@
-"""The table of runs, and all about each: its command, curves, phases, certificate, files and cause."""
+"""The table of runs, and all about each: its command, epochs, phases, certificate, files and cause."""
 
 from __future__ import annotations
 
@@ -126,7 +126,6 @@ def _about(row: Row, comparison: Comparison) -> Iterator[tree.Block]:
     yield from _cause_of(row.cause or "")
     clock = row.clock if row.timed else "wall"
     if epochs := [point for point in row.result.epochs if point.rank == row.result.epochs[0].rank]:
-        yield tree.Box("curves", ())
         caption = f"After each epoch, in {clock} time"
         yield _numbers(caption, EPOCHS, [_epoch(point) for point in epochs], "epochs", row)
     if ranks := _seconds(row.result.ranks):
@@ -155,7 +154,6 @@ def _numbers(
 
 
 def _epoch(point: EpochPoint) -> list[str]:
-    """Plain numbers, which the page draws."""
     values = (point.train_s, point.loss, point.test_loss, 100 * point.accuracy)
     return [str(point.epoch), *(formats.ABSENT if value is None else f"{value:.4g}" for value in values)]
 
