@@ -114,8 +114,8 @@ def _columns(block: tree.Table, columns: Sequence[int]) -> str:
 
 
 def _cell(cell: tree.Cell) -> str:
-    detail = cell.detail.removeprefix("(").removesuffix(")")
-    return plain(cell.text) + (f" ({plain(detail)})" if detail else "")
+    detail = cell.detail if cell.detail.startswith("(") else f"({cell.detail})"
+    return plain(cell.text) + (f" {plain(detail)}" if cell.detail else "")
 
 
 def _folded(title: str, content: Iterable[str]) -> str:

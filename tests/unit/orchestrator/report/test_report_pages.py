@@ -26,6 +26,7 @@ from orchestrator.report.findings.decide import speedup_intervals
 from orchestrator.report.metrics.estimates import BETWEEN_SESSIONS
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.quantities import QUANTITIES
+from orchestrator.report.render import markdown, tree
 from orchestrator.report.render.columns import ORDER, columns_of
 from orchestrator.report.render.csv_tables import (
     DICTIONARY,
@@ -286,6 +287,14 @@ def test_a_bar_in_a_name_ends_no_cell_of_a_table() -> None:
     cells = [text.content for cell, text in pairwise(tokens) if cell.type == "td_open"]
     assert cells.count(name) == 1
     assert not {"a", "b"} & {*cells}
+
+
+def test_small_print_stands_in_one_pair_of_parentheses() -> None:
+    details = {"": "1", "a": "1 (a)", "(a to b)": "1 (a to b)", "a (b to c)": "1 (a (b to c))"}
+    lines = [tree.Line([tree.Cell("1", detail)]) for detail in details]
+    table = tree.Table("", [tree.Head("Head")], lines)
+    text = markdown.render(tree.Page("Product", "Title", [tree.Section("id", "Heading", [table])]))
+    assert re.findall(r"(?m)^\| (1.*) \|$", text) == [*details.values()]
 
 
 # Numbers
