@@ -390,24 +390,21 @@ class Session:
         loss = None if self.is_server or replica.loss is None else replica.loss.item()
         with self.clock.phase("evaluate"):
             consensus: dict[str, float] = {}
-            own: Tensor | None = None
-            parameters = replica.flat_parameters() if evaluate == "server" else None
-            if evaluate == "average" or callable(evaluate):
-                own = replica.weights()
+            own = None if evaluate in ("replicas", "local") else replica.weights()
+            if evaluate == "server":
+                self._broadcast_weights()
+            elif own is not None:
                 weight = self.averaging_weight(weighting)
                 mean = evaluate() if callable(evaluate) else self.aggregate(own, weight, aggregation)
                 consensus["consensus_distance"] = self._rms((own - mean).norm())
                 replica.set_weights(mean)
-            elif evaluate == "server":
-                self._broadcast_weights()
             accuracy, test_loss = self._metrics.evaluated = self.evaluate(
                 replica, alone=evaluate == "local"
             )
-            if own is not None:
-                replica.set_weights(own)
             reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
-            if parameters is not None and epoch < self.spec.epochs and not reached:
-                replica.set_flat_parameters(parameters)
+            ended = reached or epoch == self.spec.epochs
+            if own is not None and not (evaluate == "server" and ended):
+                replica.set_weights(own)
             self._metrics.report(
                 "epoch",
                 epoch=epoch,
